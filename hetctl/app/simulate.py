@@ -110,7 +110,7 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     arrivals = _arrivals(members, request, options.seed)
     expected = _foreseen(arrivals, request, options.seed) if request.planner == AUTO else arrivals
     choice = chosen(request.planner, expected, replace(scenario, failures=None), options)
-    if request.lockstep and not choice.planner.shares:
+    if request.lockstep and not choice.planner.trains_as_group:
         refuse_conflicts(choice.planner.name, NO_FLOTILLAS, sharing=LOCKSTEP)
     estimator = _estimator(arrivals, request, options.seed)
     search = _search(members, request, options.seed)

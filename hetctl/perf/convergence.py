@@ -23,7 +23,7 @@ LEAST_POINTS = 3
 """Least number of points: Equation 1 has three parameters."""
 FLOORS = 64
 """Number of values of beta_2 that are tried."""
-TOGETHER = 128
+MOST_FITTED_AT_ONCE = 128
 """Most members that are fitted at once, so that their intermediate results fit into the processor's cache."""
 USUAL_NOISE = 0.02
 """Usual noise of losses, relative to them. It counts as much as `USUAL_POINTS` residuals of a history:
@@ -93,8 +93,8 @@ def fit_histories(histories: Sequence[tuple[Sequence[float], StopRule]]) -> list
         if _falls(losses):
             by_length[len(losses)].append(i)
     for same in by_length.values():
-        for at in range(0, len(same), TOGETHER):
-            chosen = same[at : at + TOGETHER]
+        for at in range(0, len(same), MOST_FITTED_AT_ONCE):
+            chosen = same[at : at + MOST_FITTED_AT_ONCE]
             for i, fit in zip(chosen, _fit([histories[i] for i in chosen]), strict=True):
                 found[i] = fit
     return found

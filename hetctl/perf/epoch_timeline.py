@@ -12,7 +12,7 @@ from hetctl.model.workload import Workload
 
 TOLERANCE = 1e-9
 """Tolerance in epochs, so that rounding neither adds nor removes an epoch."""
-PART_SHARE = 0.9
+MAX_UNINTERRUPTED_SHARE = 0.9
 """Share of a whole job's time above which an epoch is trained in parts."""
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from hetctl.model.errors import BadInputError
 
-LEAST_S = 1e-12
+LEAST_SAMPLE_S = 1e-12
 """Least seconds of a sample: a fit may find that a number of GPUs takes no time at all."""
 
 
@@ -39,7 +39,7 @@ def fit_speed(points: Mapping[int, float]) -> Callable[[int], float]:
 
     def rate(gpus: int) -> float:
         seconds = math.fsum(factor * term for factor, term in zip(factors, _terms(gpus), strict=True))
-        return 1 / max(seconds, LEAST_S)
+        return 1 / max(seconds, LEAST_SAMPLE_S)
 
     return rate
 

@@ -11,9 +11,9 @@ from itertools import pairwise
 WANTED_ERROR = 0.03
 """Half-width of the confidence interval of a rate, relative to it, that is accurate enough."""
 LEAST_RUNS = 6
-LEAST_S = 0.6
+LEAST_TIMED_S = 0.6
 """Least time in seconds for which steps are timed: disturbances change more slowly than fast steps."""
-MOST_S = 4.0
+MOST_TIMED_S = 4.0
 """Time in seconds after which timing ends even if the steps vary, once there are `LEAST_RUNS` runs."""
 WARM_UP_SHARE = 0.25
 """Share of the first runs that is discarded: caches, clocks and allocators warm up."""
@@ -72,16 +72,16 @@ def step_times(runs: Sequence[float]) -> StepTimes:
 
 
 def is_known(runs: Sequence[float], timed_s: float) -> bool:
-    """Return true if the rate is known within `WANTED_ERROR`, or if `MOST_S` have been spent.
+    """Return true if the rate is known within `WANTED_ERROR`, or if `MOST_TIMED_S` have been spent.
 
     Parameters
     ----------
     timed_s : float
         Total seconds of all runs.
     """
-    if len(runs) < LEAST_RUNS or timed_s < LEAST_S:
+    if len(runs) < LEAST_RUNS or timed_s < LEAST_TIMED_S:
         return False
-    return timed_s >= MOST_S or step_times(runs).error <= WANTED_ERROR
+    return timed_s >= MOST_TIMED_S or step_times(runs).error <= WANTED_ERROR
 
 
 def _half_width(seconds: Sequence[float]) -> float:
@@ -96,7 +96,7 @@ def _half_width(seconds: Sequence[float]) -> float:
 
 RUN_S = 0.1
 """Shortest time in seconds between two reports that counts as one run of steps."""
-PART_SHARE = 0.5
+LEAST_EPOCH_SHARE = 0.5
 """Least share of an epoch between two reports whose rate counts as the epoch's."""
 
 
@@ -259,7 +259,7 @@ def _whole_epochs(ends: Sequence[Mark]) -> Iterator[tuple[float, float]]:
 
 def _rate_of_parts(parts: Sequence[Mark], samples: float) -> float | None:
     """Return the rate between the first and the last part; None if they are too close to each other."""
-    if not parts or parts[-1].samples - parts[0].samples < PART_SHARE * samples:
+    if not parts or parts[-1].samples - parts[0].samples < LEAST_EPOCH_SHARE * samples:
         return None
     return _rate_between(parts[0], parts[-1])
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hetctl.model.events import ExitReason
 from hetctl.model.site import Node
-from hetctl.perf.epoch_timeline import PART_SHARE
+from hetctl.perf.epoch_timeline import MAX_UNINTERRUPTED_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class JobOpened(SchedulingEvent):
     @property
     def max_uninterrupted_s(self) -> float:
         """Longest epoch that is trained in one piece, start-up included, in seconds."""
-        return PART_SHARE * (self.deadline_s - self.now_s)
+        return MAX_UNINTERRUPTED_SHARE * (self.deadline_s - self.now_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from hetctl.scheduling.pool import Pool
 if TYPE_CHECKING:
     # Workers import this module, and need no planner.
     from hetctl.model.workload import Workload
-    from hetctl.scheduling.planners.base import Held
+    from hetctl.scheduling.planners.base import RunningMember
 
 LAUNCH_PAUSES_S = {ExitReason.NOT_LAUNCHED: 5.0, ExitReason.DISK_ERROR: 30.0}
 """Pauses in seconds before the next start, by reasons for a task's end that could end the next one, too.
@@ -65,13 +65,13 @@ class ObservedMembers:
         All members that need training, with the work left after their finished epochs.
     waiting : sequence of Workload
         Members without GPUs, in the planner's order.
-    held : tuple of Held
+    held : tuple of RunningMember
         Members in training that were not stopped, with the work that they are likely to have left.
     """
 
     left: Mapping[str, Workload]
     waiting: Sequence[Workload]
-    held: tuple[Held, ...]
+    held: tuple[RunningMember, ...]
 
 
 class Observer(Protocol):

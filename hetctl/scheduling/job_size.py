@@ -31,7 +31,7 @@ SHORTEST_GRACE_S, LONGEST_GRACE_S, GRACE_SHARE = 10, 300, 0.05
 
 
 @dataclass(frozen=True)
-class Bin:
+class QueueBin:
     """Limits of a queue for jobs in a range of numbers of nodes."""
 
     queue: Queue
@@ -43,12 +43,14 @@ class Bin:
         return self.least_nodes <= nodes <= self.most_nodes and wall_s <= (self.queue.max_wall_s or wall_s)
 
 
-def bins_of(site: Site, queues: Sequence[Queue]) -> list[Bin]:
+def bins_of(site: Site, queues: Sequence[Queue]) -> list[QueueBin]:
     """Return the bins of queues; several entries of one name go from few nodes to many."""
-    bins: list[Bin] = []
+    bins: list[QueueBin] = []
     for queue in queues:
         below = [b.most_nodes for b in bins if b.queue.name == queue.name]
-        bins.append(Bin(queue, max(below, default=0) + 1, min(queue.max_nodes or site.nodes, site.nodes)))
+        bins.append(
+            QueueBin(queue, max(below, default=0) + 1, min(queue.max_nodes or site.nodes, site.nodes))
+        )
     return [b for b in bins if b.least_nodes <= b.most_nodes]
 
 
@@ -59,7 +61,7 @@ def grace_of(wall_s: int) -> int:
 
 def job_sizes(
     site: Site,
-    bins: Sequence[Bin],
+    bins: Sequence[QueueBin],
     members: Sequence[Workload],
     gpus: int | None = None,
     wall_s: int | None = None,
@@ -107,7 +109,7 @@ def best_of(found: Sequence[JobSizeOption], budget: Budget) -> JobSizeOption:
     return next(p for p in efficient if p.makespan_s <= FAST_ENOUGH * least_s)
 
 
-def _node_counts(site: Site, b: Bin, members: Sequence[Workload], gpus: int | None) -> list[int]:
+def _node_counts(site: Site, b: QueueBin, members: Sequence[Workload], gpus: int | None) -> list[int]:
     """Return powers of two and the bin's ends, up to the most GPUs that the members could use."""
     if gpus is not None:
         nodes = -(-gpus // site.gpus_per_node)
@@ -119,7 +121,7 @@ def _node_counts(site: Site, b: Bin, members: Sequence[Workload], gpus: int | No
 
 
 def _option_of(
-    site: Site, b: Bin, nodes: int, members: Sequence[Workload], gpus: int | None, wall_s: int | None
+    site: Site, b: QueueBin, nodes: int, members: Sequence[Workload], gpus: int | None, wall_s: int | None
 ) -> JobSizeOption | None:
     """Return the predicted outcome of jobs of a number of nodes; None if no member can train in them."""
     held = gpus or nodes * site.gpus_per_node

@@ -100,7 +100,7 @@ class RoundScheduler(JobScheduler):
         }
 
     def _start_tasks(self, now_s: float) -> None:
-        if now_s >= self._plan_from_s and self._may_plan():
+        if now_s >= self._plan_from_s and self._is_planning_due():
             self._plan(now_s)
         self._start_pending(now_s)
 
@@ -183,7 +183,7 @@ class RoundScheduler(JobScheduler):
     def _is_idle(self) -> bool:
         return not self._rounds and not self._pending
 
-    def _may_plan(self) -> bool:
+    def _is_planning_due(self) -> bool:
         """Return true if planning is due: a change, no pending start, and the paradigm permits it."""
         if self._is_idle:
             return True
@@ -258,7 +258,7 @@ class RoundScheduler(JobScheduler):
 
         A local planner that does not share considers members one by one and would give the same GPUs again.
         """
-        is_final = self._planner.paradigm == "local" and not self._planner.shares
+        is_final = self._planner.paradigm == "local" and not self._planner.trains_as_group
         until_s = math.inf if is_final else now_s + self._defer_s
         self._deferred_until_s.update((name, until_s) for name in left_out if name not in self.running)
 
@@ -311,7 +311,7 @@ class RoundScheduler(JobScheduler):
             return math.inf
         if now_s < self._launch_from_s:
             return self._launch_from_s
-        return min(self._replan_at_s, max(self._plan_from_s, now_s) if self._may_plan() else math.inf)
+        return min(self._replan_at_s, max(self._plan_from_s, now_s) if self._is_planning_due() else math.inf)
 
 
 def should_stop(

@@ -75,7 +75,7 @@ from hetctl.scheduling.planners.doubling import allot, double
 from hetctl.scheduling.planners.static_schedule import Problem, list_schedule, placeable
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
-from hetctl.scheduling.simulate.work_estimator import SHARES, CourseOf, WorkEstimator
+from hetctl.scheduling.simulate.work_estimator import SHARES, LossCurveFamily, WorkEstimator
 
 Epochs = tuple[int, int]
 PLAN_SECONDS = 2.0
@@ -135,10 +135,10 @@ def predicted(quick: bool = False) -> Table:
 
 
 def predicted_run(
-    members: Sequence[Workload], gpus: int, seed: int, course_of: CourseOf | None = None
+    members: Sequence[Workload], gpus: int, seed: int, curve_family: LossCurveFamily | None = None
 ) -> tuple[Simulation, dict[float, float]]:
     """Simulate `fluid` where losses are all that is seen; return errors by share of a run, too."""
-    sight = WorkEstimator(members, seed, course_of)
+    sight = WorkEstimator(members, seed, curve_family)
     scenario = Scenario(Cluster.of(gpus, fleet.GPUS_PER_NODE), work_estimator=sight)
     options = Options(delta=replay.DELTA, seed=seed)
     result = simulate(planner_named("fluid"), [Arrival(member) for member in members], scenario, options)
@@ -149,9 +149,9 @@ def curves(quick: bool = False) -> Table:
     """FLEET's set-up, the work left predicted from losses of other forms and noises than the fit's."""
     seeds = _seeds(quick, 5)
     rows = []
-    for name, course_of in loss_curves.FAMILIES.items():
+    for name, curve_family in loss_curves.FAMILIES.items():
         runs = {
-            gpus: [predicted_run(_members(seed, gpus, name), gpus, seed, course_of) for seed in seeds]
+            gpus: [predicted_run(_members(seed, gpus, name), gpus, seed, curve_family) for seed in seeds]
             for gpus in CURVES_ON
         }
         found = [[result.ratio for result, _ in runs[gpus]] for gpus in CURVES_ON]

@@ -16,7 +16,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from hetctl.model.ensemble import StopRule
-from hetctl.scheduling.simulate.work_estimator import RULE, Course, equation_1
+from hetctl.scheduling.simulate.work_estimator import RULE, LossCurve, equation_1
 
 NETWORKS, TRAINING = 30, 1200
 """Networks that train, and digits for training; the others validate."""
@@ -25,26 +25,26 @@ PLATEAU = 0.25
 """Share of a run with plateaus for which the rule is patient."""
 
 
-def noisy(epochs: float, draw: random.Random, noise: float) -> Course:
+def noisy(epochs: float, draw: random.Random, noise: float) -> LossCurve:
     """Draw by Equation 1, with another noise than the fit expects."""
-    return Course(equation_1(epochs, draw).loss, noise)
+    return LossCurve(equation_1(epochs, draw).loss, noise)
 
 
-def power_law(epochs: float, draw: random.Random) -> Course:
+def power_law(epochs: float, draw: random.Random) -> LossCurve:
     """Draw floor + a * k^-b."""
     exponent, floor = draw.uniform(0.3, 1.5), draw.uniform(0.3, 1.5)
     scale = RULE.min_delta / (max(epochs - 1, 0.5) ** -exponent - epochs**-exponent)
-    return Course(lambda epoch: floor + scale * epoch**-exponent)
+    return LossCurve(lambda epoch: floor + scale * epoch**-exponent)
 
 
-def exponential(epochs: float, draw: random.Random) -> Course:
+def exponential(epochs: float, draw: random.Random) -> LossCurve:
     """Draw floor + a * exp(-k / tau)."""
     tau, floor = epochs / draw.uniform(3.0, 6.0), draw.uniform(0.3, 1.5)
     scale = RULE.min_delta / (math.exp((1 - epochs) / tau) - math.exp(-epochs / tau))
-    return Course(lambda epoch: floor + scale * math.exp(-epoch / tau))
+    return LossCurve(lambda epoch: floor + scale * math.exp(-epoch / tau))
 
 
-def plateaus(epochs: float, draw: random.Random) -> Course:
+def plateaus(epochs: float, draw: random.Random) -> LossCurve:
     """Draw a curve that levels off, and falls again where the learning rate falls, at 0.35 and 0.6."""
     floor, drop, tau = draw.uniform(0.3, 1.5), draw.uniform(0.3, 0.8), epochs / 20
     falls = [(0.0, 2.5), (0.35 * epochs, drop), (0.6 * epochs, drop / 2)]
@@ -53,7 +53,7 @@ def plateaus(epochs: float, draw: random.Random) -> Course:
         above = (size * min(1.0, math.exp((at - epoch) / tau)) for at, size in falls)
         return floor + math.fsum(above)
 
-    return Course(loss, rule=StopRule(patience=max(2, round(PLATEAU * epochs)), min_delta=RULE.min_delta))
+    return LossCurve(loss, rule=StopRule(patience=max(2, round(PLATEAU * epochs)), min_delta=RULE.min_delta))
 
 
 @cache
@@ -88,10 +88,10 @@ def _trained(x: torch.Tensor, y: torch.Tensor, seed: int) -> tuple[float, ...]:
     return tuple(losses)
 
 
-def trained(epochs: float, draw: random.Random) -> Course:
+def trained(epochs: float, draw: random.Random) -> LossCurve:
     """Draw the losses of a network that trained for as many epochs."""
     losses = draw.choice([losses for losses in measured() if len(losses) == round(epochs)])
-    return Course(lambda epoch: losses[round(epoch) - 1], 0.0, REAL)
+    return LossCurve(lambda epoch: losses[round(epoch) - 1], 0.0, REAL)
 
 
 TRAINED = "networks that trained on digits"

@@ -13,7 +13,7 @@ from hetctl.scheduling.planners.base import Planner
 from hetctl.scheduling.planners.fixed import decide, drawn
 from hetctl.scheduling.planners.heterogeneous import by_type
 
-HOMOGENEOUS = by_type(Planner("homogeneous", "global", decide, shares=True, order=drawn, alpha=0.0))
+HOMOGENEOUS = by_type(Planner("homogeneous", "global", decide, trains_as_group=True, order=drawn, alpha=0.0))
 PLANNERS = {**OWN, HOMOGENEOUS.name: HOMOGENEOUS}
 
 

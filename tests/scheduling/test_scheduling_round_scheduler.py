@@ -35,7 +35,7 @@ from hetctl.scheduling.job_scheduler import (
     ObservedMembers,
     RunningTask,
 )
-from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, RunningMember
 from hetctl.scheduling.round_scheduler import POLL_S, RoundScheduler, should_stop
 
 
@@ -51,7 +51,7 @@ def on(member: str, node: str, *gpus: int) -> Allocation:
 
 
 GLOBAL, LOCAL = Planner("global", "global", one_each), Planner("local", "local", one_each)
-GROUP = Planner("group", "global", one_each, shares=True)
+GROUP = Planner("group", "global", one_each, trains_as_group=True)
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Bench:
     ) -> ObservedMembers:
         waiting = [c for name, c in self.members.items() if name not in running and name not in deferred]
         held = (
-            Held(self.members[name], step.task.allocation, step.since_s)
+            RunningMember(self.members[name], step.task.allocation, step.since_s)
             for name, step in running.items()
             if not step.stopping
         )

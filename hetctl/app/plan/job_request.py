@@ -15,7 +15,7 @@ from hetctl.model.run import Budget
 from hetctl.model.site import Cluster, Site
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import active_workloads
-from hetctl.scheduling.job_size import Bin, best_of, bins_of, grace_of, job_sizes
+from hetctl.scheduling.job_size import QueueBin, best_of, bins_of, grace_of, job_sizes
 from hetctl.scheduling.planners.heterogeneous import most_for_one
 
 DEFAULT_WALL_S = 2 * 3600
@@ -52,7 +52,7 @@ def job_size(site: Site, gpus: int | None, wall_s: int | None, queue_name: str |
     raise _refusal(site, bins, nodes, wall_s or DEFAULT_WALL_S)
 
 
-def _bins(site: Site, queue_name: str | None) -> list[Bin]:
+def _bins(site: Site, queue_name: str | None) -> list[QueueBin]:
     name = queue_name or site.queue
     found = tuple(queue for queue in site.queues if name in (None, queue.name))
     if not found:
@@ -69,7 +69,7 @@ def _refuse_more_than_all(site: Site, gpus: int) -> None:
         )
 
 
-def _refusal(site: Site, bins: Sequence[Bin], nodes: int, wall_s: int) -> InfeasibleError:
+def _refusal(site: Site, bins: Sequence[QueueBin], nodes: int, wall_s: int) -> InfeasibleError:
     limits = []
     for b in bins:
         least = f"{b.least_nodes} to " if b.least_nodes > 1 else ""

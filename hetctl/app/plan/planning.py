@@ -144,7 +144,7 @@ def data_parallel_plan(request: PlanRequest, members: Sequence[Workload], option
     """
     scenario = request.scenario
     choice = chosen(request.planner, [Arrival(member) for member in members], scenario, options)
-    if not choice.planner.shares:
+    if not choice.planner.trains_as_group:
         refuse_conflicts(choice.planner.name, NO_FLOTILLAS, sharing=request.sharing)
     site = request.site
     # Members of a node share a stream.

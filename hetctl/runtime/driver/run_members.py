@@ -13,7 +13,7 @@ from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import Workloads
 from hetctl.scheduling.job_scheduler import ObservedMembers, RunningTask
-from hetctl.scheduling.planners.base import Held
+from hetctl.scheduling.planners.base import RunningMember
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_state import RunState
@@ -122,7 +122,7 @@ class RunMembers:
         """Return the limit of the run's budget that is reached; None if none is."""
         return self._budget.exceeded(self._state.usage.used(time.time()))
 
-    def held(self, running: Mapping[str, RunningTask], now: float) -> Iterator[Held]:
+    def held(self, running: Mapping[str, RunningTask], now: float) -> Iterator[RunningMember]:
         """Yield the members in training that need more of it and were not told to stop.
 
         `now` is in seconds since the epoch.
@@ -137,7 +137,7 @@ class RunMembers:
             rate = rates.get(allocation.gpus, allocation.rate)
             since = self._state.reports[task.round, name].epoch_since
             known = as_of_now(workload, progress[name].part_samples, rate, since, now)
-            yield Held(known, allocation, task.since_s)
+            yield RunningMember(known, allocation, task.since_s)
 
     def rates_seen(self, running: Mapping[str, RunningTask]) -> dict[str, float]:
         """Return the last epochs' rates in samples/s of members in training; some have none yet."""

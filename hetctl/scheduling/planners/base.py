@@ -34,14 +34,14 @@ class WaitingQueue(list[Workload]):
     ----------
     by_name : dict of str to Workload
         The workloads by name.
-    widest : int
+    largest_min_gpus : int
         Number of GPUs that is enough for each of them.
     """
 
     def __init__(self, key: Callable[[Workload], Any], workloads: Iterable[Workload] = ()) -> None:
         super().__init__()
         self.by_name: dict[str, Workload] = {}
-        self.widest = 0
+        self.largest_min_gpus = 0
         self._key = key
         self._numbers: dict[str, int] = {}
         self._interruptions_s: list[float] = []
@@ -61,9 +61,9 @@ class WaitingQueue(list[Workload]):
         insort(self, workload, key=self._place)
         self.by_name[workload.name] = workload
         insort(self._interruptions_s, workload.interruption_s)
-        if workload.min_gpus > self.widest:
+        if workload.min_gpus > self.largest_min_gpus:
             # It may be too wide for the cluster: only a new backlog tells.
-            self.widest, self._backlog = workload.min_gpus, None
+            self.largest_min_gpus, self._backlog = workload.min_gpus, None
         if self._backlog:
             self._backlog.add(number, workload)
 
@@ -151,7 +151,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Held:
+class RunningMember:
     """Member in training.
 
     Parameters
@@ -183,7 +183,7 @@ class Request:
         Nodes with their free GPUs only.
     gpus : int
         GPUs of the whole cluster, M in the papers.
-    held : tuple of Held
+    held : tuple of RunningMember
         Members in training; empty except in the elastic paradigm.
     cluster : tuple of Node
         Nodes with all their GPUs, free or not; empty means that `nodes` is all there is.
@@ -199,7 +199,7 @@ class Request:
     gpus: int
     round_index: int
     options: Options
-    held: tuple[Held, ...] = ()
+    held: tuple[RunningMember, ...] = ()
     cluster: tuple[Node, ...] = ()
     now_s: float = 0.0
     planner_state: Any = None
@@ -231,7 +231,7 @@ class Decision:
         Members with the GPUs that they get. A held member is stopped first, then resized or moved. GPUs of
         stopped members may go to others in the same decision.
     stop : tuple of str
-        Held members that lose their GPUs and wait.
+        Members in training that lose their GPUs and wait.
     replan_at_s : float or None
         Time in seconds of the next call if no event comes before.
     planner_state : Any
@@ -277,7 +277,7 @@ class Planner:
         4.1); ``elastic``: called after any change, and may resize members in training.
     decide : callable
         Pure function; it starts a member if none trains, one waits and a GPU is free.
-    shares : bool
+    trains_as_group : bool
         True if the members of a round train as a group on one data stream.
     order : callable
         Sort key of a workload for `Request.workloads`; equal ones, by default all, keep the order
@@ -291,7 +291,7 @@ class Planner:
     name: str
     paradigm: Literal["global", "local", "elastic"]
     decide: Callable[[Request], Decision]
-    shares: bool = False
+    trains_as_group: bool = False
     order: Callable[[Workload, Options], Any] = lambda _workload, _options: 0
     reasons: Callable[[Request, Decision], Mapping[str, str]] = lambda _request, _decision: {}
     alpha: float | None = None
@@ -299,7 +299,7 @@ class Planner:
     def stop_share(self, options: Options) -> float:
         """Return the share of its GPUs below which a round stops; 0 if members do not train as a group."""
         share = options.alpha if self.alpha is None else self.alpha
-        return share if self.shares else 0.0
+        return share if self.trains_as_group else 0.0
 
 
 def plan_fitting(

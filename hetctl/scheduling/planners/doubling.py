@@ -157,7 +157,7 @@ def _grow(
                 heapq.heappush(increases, entry)
 
 
-def give(request: Request, counts: Mapping[str, int]) -> Decision:
+def place_or_halve(request: Request, counts: Mapping[str, int]) -> Decision:
     """Place members; one that does not fit is halved as often as needed."""
     workloads = [*request.workloads, *(held.workload for held in request.held)]
     least = {workload.name: workload.min_gpus for workload in workloads}
@@ -203,7 +203,7 @@ def _holds(candidate: ResizeCandidate, gpus: int) -> str:
 
 MOST_COMPARED = 8
 """Most members considered for each number of GPUs gained or lost."""
-LEAST_S = 1e-3
+LEAST_SAVING_S = 1e-3
 """Smallest saving in seconds for which an exchange is made."""
 
 Change = tuple[int, float]
@@ -238,7 +238,7 @@ def exchange(candidates: Sequence[ResizeCandidate], counts: Mapping[str, int], l
     """
     given = [candidate for candidate in candidates if candidate.name in counts]
     better = dict(counts)
-    # Each exchange saves at least LEAST_S, so the loop ends in spite of rounding errors.
+    # Each exchange saves at least LEAST_SAVING_S, so the loop ends in spite of rounding errors.
     while changed := _best(_changes(given, better), left):
         for name, gpus in changed.items():
             better[name] += gpus
@@ -288,7 +288,7 @@ def _best(changes: Mapping[str, Sequence[Change]], left: int) -> dict[str, int]:
         plans = _undominated([*plans, *(plan for plan in tried if abs(plan[0]) <= 2 * largest)])
     _, saved_s, chain = max((plan for plan in plans if plan[0] <= left), key=_saved_s)
     found = dict[str, int]()
-    while chain and saved_s >= LEAST_S:
+    while chain and saved_s >= LEAST_SAVING_S:
         name, found[name], chain = chain
     return found
 
@@ -306,7 +306,7 @@ def _undominated(plans: list[Plan]) -> list[Plan]:
 
 def decide(request: Request) -> Decision:
     """Give all members that are not fixed the GPUs that `double` chooses."""
-    return give(request, double(candidates_of(request), movable_nodes(request)))
+    return place_or_halve(request, double(candidates_of(request), movable_nodes(request)))
 
 
 def reasons(request: Request, decision: Decision) -> dict[str, str]:

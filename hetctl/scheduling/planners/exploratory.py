@@ -18,14 +18,21 @@ from functools import lru_cache
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.workload import Workload
 from hetctl.perf.rate_extrapolation import gpu_count, rate_curve
-from hetctl.scheduling.planners.base import Decision, Held, Planner, Request, allocations_after, gpus_after
+from hetctl.scheduling.planners.base import (
+    Decision,
+    Planner,
+    Request,
+    RunningMember,
+    allocations_after,
+    gpus_after,
+)
 from hetctl.scheduling.planners.doubling import (
     ResizeCandidate,
     candidates_of,
     double,
     explain,
-    give,
     movable_nodes,
+    place_or_halve,
 )
 from hetctl.scheduling.planners.placement import NodeCapacity
 
@@ -80,7 +87,7 @@ def _together(request: Request, known: Known) -> Explored:
         else known.candidate(candidate)
         for candidate in candidates_of(request)
     ]
-    return give(request, double(candidates, movable_nodes(request))), stages, {}
+    return place_or_halve(request, double(candidates, movable_nodes(request))), stages, {}
 
 
 def _stages(request: Request, known: Known) -> dict[str, int]:
@@ -122,7 +129,7 @@ def _apart(request: Request, known: Known) -> Explored:
         if not candidate.fixed and known.next_stage(candidate.workload, most)
     }
     others = (candidate for candidate in candidates if candidate.name not in new)
-    decision = give(rest, double([*new.values(), *others], movable_nodes(rest)))
+    decision = place_or_halve(rest, double([*new.values(), *others], movable_nodes(rest)))
     for name, allocation in allocations_after(rest, decision).items():
         if name in new:
             explorers[name], kept[name] = new[name].workload, allocation.placement
@@ -221,7 +228,7 @@ def _predicted(tried: tuple[tuple[int, float], ...], max_gpus: int) -> dict[int,
     return rate_curve(dict(tried), max_gpus).useful if tried else {}
 
 
-def ready_s(held: Held) -> float:
+def ready_s(held: RunningMember) -> float:
     """Return the time in seconds when the rate of a member in training is known."""
     return held.since_s + STAGE_S
 

@@ -155,5 +155,7 @@ def _local_reasons(request: Request, decision: Decision) -> dict[str, str]:
     return words | dict.fromkeys(waiting, f"waits for freed GPUs: others are nearer to {fastest.name}")
 
 
-FLOTILLA = Planner("flotilla", "global", decide, shares=True)
-FLOTILLA_LOCAL = Planner("flotilla-local", "local", decide, shares=True, reasons=_local_reasons, alpha=0.0)
+FLOTILLA = Planner("flotilla", "global", decide, trains_as_group=True)
+FLOTILLA_LOCAL = Planner(
+    "flotilla-local", "local", decide, trains_as_group=True, reasons=_local_reasons, alpha=0.0
+)

@@ -65,7 +65,7 @@ def _startable(request: Request) -> Request:
     """Return the request without waiting members that need more GPUs than there are, free or not."""
     most = most_for_one(request.all_nodes, mix_types=request.options.mix_types)
     # The simulator's queue knows the answer without a look at each member.
-    if isinstance(request.workloads, WaitingQueue) and request.workloads.widest <= most:
+    if isinstance(request.workloads, WaitingQueue) and request.workloads.largest_min_gpus <= most:
         return request
     fitting = [workload for workload in request.workloads if workload.min_gpus <= most]
     return request if len(fitting) == len(request.workloads) else replace(request, workloads=fitting)

@@ -39,7 +39,7 @@ SEARCH_SHARE = 0.65
 AGAIN_SHARE = 0.02
 """Share of the planning time for a new plan after a change that the plan did not include."""
 
-LEAST_S = 1e-6
+LEAST_BOUND_S = 1e-6
 """Smallest bound in seconds, so that shares of it are not zero."""
 
 
@@ -106,7 +106,7 @@ def _planned(request: Request, started: Sequence[Planned], seconds: float) -> li
     members = tuple(allotments_of(workload, allowed) for workload in request.workloads)
     gpus, seed = sum(len(head) for head in heads), request.options.seed
     mean = request.options.objective == MEAN_JCT
-    problem = Problem(members, heads, max(allotment_bound(members, gpus), LEAST_S), mean)
+    problem = Problem(members, heads, max(allotment_bound(members, gpus), LEAST_BOUND_S), mean)
     # The list of FLEET's Baseline.
     order = sorted(range(len(members)), key=lambda i: drawn(request.workloads[i], request.options))
     schedule = search(problem, [[problem.run(i, 0) for i in order]], SEARCH_SHARE * seconds, seed)

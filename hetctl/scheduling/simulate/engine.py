@@ -26,7 +26,7 @@ from hetctl.scheduling.planners.base import Decision, Options, Planner, Request,
 from hetctl.scheduling.round_scheduler import RoundScheduler
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario, Successors
 from hetctl.scheduling.simulate.simulated_members import SimulatedMembers
-from hetctl.scheduling.simulate.simulated_task import SimulatedTask, begin, lost, paced, stopped
+from hetctl.scheduling.simulate.simulated_task import SimulatedTask, after_failure, begin, stopped, with_rate
 
 Note = Callable[[Request, Decision], None]
 
@@ -165,7 +165,7 @@ class Engine:
 
     @property
     def _is_lockstep(self) -> bool:
-        return self._planner.shares and self._scenario.lockstep
+        return self._planner.trains_as_group and self._scenario.lockstep
 
     @property
     def _limits(self) -> tuple[float, float]:
@@ -217,7 +217,7 @@ class Engine:
         for index in list(self._members.running.values()):
             task = self.tasks[index]
             if any(part.node == node for part in task.allocation.placement):
-                self.tasks[index] = lost(task, self.now, failures.checkpoint_every_s)
+                self.tasks[index] = after_failure(task, self.now, failures.checkpoint_every_s)
                 yield self._end(index, ExitReason.NODE_FAILURE)
         yield NodeLost(self.now, node)
 
@@ -257,7 +257,7 @@ class Engine:
         for index in indices:
             task = self.tasks[index]
             if task.rate != rate and not self._is_stopping(task):
-                self.tasks[index] = paced(task, self.now, rate, *self._limits)
+                self.tasks[index] = with_rate(task, self.now, rate, *self._limits)
                 self._expect(index)
 
     def _plan_fitting(

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from hetctl.model.workload import Workload
 from hetctl.scheduling.job_scheduler import ObservedMembers, RunningTask
-from hetctl.scheduling.planners.base import Held, Options, Planner, WaitingQueue
+from hetctl.scheduling.planners.base import Options, Planner, RunningMember, WaitingQueue
 from hetctl.scheduling.simulate.scenario import WorkEstimate
-from hetctl.scheduling.simulate.simulated_task import SimulatedTask, kept_at
+from hetctl.scheduling.simulate.simulated_task import SimulatedTask, samples_left_after_failure
 
 
 class SimulatedMembers:
@@ -70,7 +70,7 @@ class SimulatedMembers:
         """Return all members as a planner sees them; only an elastic one sees those in training."""
         waiting = self._waiting.without(deferred)
         held = [
-            Held(self._as_of_now(name, now_s), one.task.allocation, one.since_s)
+            RunningMember(self._as_of_now(name, now_s), one.task.allocation, one.since_s)
             for name, one in (running.items() if self._is_elastic else ())
             if not one.stopping
         ]
@@ -93,7 +93,7 @@ class SimulatedMembers:
         if name not in self.running:
             return self.unfinished[name]
         task = self.tasks[self.running[name]]
-        return task.workload.interrupted(kept_at(task, now_s))
+        return task.workload.interrupted(samples_left_after_failure(task, now_s))
 
 
 class _Left(Mapping[str, Workload]):

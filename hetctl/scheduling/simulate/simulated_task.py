@@ -104,7 +104,7 @@ def begin(
     )
 
 
-def paced(
+def with_rate(
     task: SimulatedTask, now: float, rate: float, deadline_s: float, max_uninterrupted_s: float = math.inf
 ) -> SimulatedTask:
     """Return the task with training at `rate` from `now` on."""
@@ -149,7 +149,7 @@ def stopped(task: SimulatedTask, now: float) -> SimulatedTask:
     return replace(task, end_s=end_s, samples_left=timeline.left_after(epochs + 1))
 
 
-def kept_at(task: SimulatedTask, now: float) -> float:
+def samples_left_after_failure(task: SimulatedTask, now: float) -> float:
     """Return the samples left if all progress after the last finished epoch is lost."""
     epoch = task.workload.samples_per_epoch
     if not epoch or now <= task.ready_s:
@@ -160,14 +160,14 @@ def kept_at(task: SimulatedTask, now: float) -> float:
     return min(math.ceil(left / epoch - TOLERANCE) * epoch, task.workload.samples_left)
 
 
-def lost(task: SimulatedTask, now: float, checkpoint_every_s: float) -> SimulatedTask:
+def after_failure(task: SimulatedTask, now: float, checkpoint_every_s: float) -> SimulatedTask:
     """Return the task if its GPUs fail at `now`: progress after the last checkpoint is lost.
 
     A checkpoint is written after each epoch, or every `checkpoint_every_s` by a member without epochs.
     """
     end_s = max(now, task.start_s)
     if task.workload.samples_per_epoch or now <= task.ready_s:
-        return replace(task, end_s=end_s, samples_left=kept_at(task, now))
+        return replace(task, end_s=end_s, samples_left=samples_left_after_failure(task, now))
     last_s = now - (now - task.ready_s) % checkpoint_every_s
     return replace(task, end_s=end_s, samples_left=task.left_at(last_s))
 

@@ -29,7 +29,7 @@ EPOCHS_DRAWN = (10, 40)
 
 
 @dataclass(frozen=True)
-class Course:
+class LossCurve:
     """Losses of a member in training, and the rule that ends it.
 
     Parameters
@@ -45,13 +45,13 @@ class Course:
     rule: StopRule = RULE
 
 
-CourseOf = Callable[[float, random.Random], Course]
-"""Function that draws the course of a member with these epochs to convergence."""
+LossCurveFamily = Callable[[float, random.Random], LossCurve]
+"""Function that draws the curve of a member with these epochs to convergence."""
 
 
 @dataclass
 class SimulatedMember:
-    """Simulated training course of a member, and the losses observed so far.
+    """Loss curve of a simulated member, and its losses observed so far.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class SimulatedMember:
 
     samples: float
     epoch: float
-    course: Course
+    curve: LossCurve
     draw: random.Random
     losses: list[float] = field(default_factory=list)
     fit: LossFit | None = None
@@ -88,13 +88,13 @@ class SimulatedMember:
         """Add the losses of newly finished epochs, and fit again if there are any."""
         seen = len(self.losses)
         for epoch in range(seen + 1, epochs + 1):
-            self.losses.append(self.course.loss(epoch) * (1 + self.course.noise * self.draw.gauss(0, 1)))
+            self.losses.append(self.curve.loss(epoch) * (1 + self.curve.noise * self.draw.gauss(0, 1)))
         if epochs > seen:
             self.fit = self._fit(epochs)
             self.predict(self.predicted_from[1] if self.predicted_from else FIRST_PRIOR)
 
     def _fit(self, epochs: int) -> LossFit | None:
-        return fit_histories([(self.losses[:epochs], self.course.rule)])[0]
+        return fit_histories([(self.losses[:epochs], self.curve.rule)])[0]
 
     def predict(self, prior: EpochPrior) -> None:
         """Predict the total number of epochs, unless neither losses nor prior changed."""
@@ -120,7 +120,7 @@ def _predicted(fit: LossFit | None, done: int, prior: EpochPrior) -> float:
 class WorkEstimator:
     """Function that estimates the work of members from their losses (`scenario.WorkEstimate`).
 
-    Each member's losses follow a course that is drawn for it, such that its rule holds when its work is
+    Each member's losses follow a curve that is drawn for it, such that its rule holds when its work is
     done; each epoch gives one loss with multiplicative noise. Work left is predicted from the losses of
     finished epochs, and from the predicted epochs of other members that have losses to fit. A member that
     is missing in a call may have converged, train or not have arrived: it keeps its last prediction. A
@@ -130,14 +130,16 @@ class WorkEstimator:
     ----------
     workloads : sequence of Workload
         The members with their true work, before any training.
-    course_of : callable
-        Family of the courses. The default is that of the fit, with the noise that the fit expects: it is
+    curve_family : callable
+        Family of the curves. The default is that of the fit, with the noise that the fit expects: it is
         easier to predict than the losses of real networks.
     """
 
-    def __init__(self, workloads: Sequence[Workload], seed: int, course_of: CourseOf | None = None) -> None:
+    def __init__(
+        self, workloads: Sequence[Workload], seed: int, curve_family: LossCurveFamily | None = None
+    ) -> None:
         self._members = {
-            c.name: simulated_member(c, random.Random(f"{seed}:{c.name}"), course_of or equation_1)
+            c.name: simulated_member(c, random.Random(f"{seed}:{c.name}"), curve_family or equation_1)
             for c in workloads
         }
 
@@ -172,20 +174,22 @@ class WorkEstimator:
         return EpochPrior(float(f"{math.exp(statistics.fmean(known)):.2g}"), round(spread, 1))
 
 
-def simulated_member(workload: Workload, draw: random.Random, course_of: CourseOf) -> SimulatedMember:
-    """Return a member whose course is drawn for its epochs to convergence."""
+def simulated_member(
+    workload: Workload, draw: random.Random, curve_family: LossCurveFamily
+) -> SimulatedMember:
+    """Return a member whose curve is drawn for its epochs to convergence."""
     epoch = float(workload.samples_per_epoch or workload.samples_left / draw.uniform(*EPOCHS_DRAWN))
-    course = course_of(max(workload.samples_left / epoch, 1.0), draw)
-    return SimulatedMember(workload.samples_left, epoch, course, draw)
+    curve = curve_family(max(workload.samples_left / epoch, 1.0), draw)
+    return SimulatedMember(workload.samples_left, epoch, curve, draw)
 
 
-def equation_1(epochs: float, draw: random.Random) -> Course:
-    """Return a course by Equation 1 of Capes et al., whose parameters are drawn."""
+def equation_1(epochs: float, draw: random.Random) -> LossCurve:
+    """Return a curve by Equation 1 of Capes et al., whose parameters are drawn."""
     floor, above = draw.uniform(0.3, 1.5), draw.uniform(3.0, 6.0)
     # A curve that starts lower flattens out in fewer epochs, whatever its slope.
     start = 1 / max(above, 2 * RULE.min_delta * (2 * epochs - 1))
     slope = _slope(epochs, start)
-    return Course(lambda epoch: 1 / (slope * epoch + start) + floor)
+    return LossCurve(lambda epoch: 1 / (slope * epoch + start) + floor)
 
 
 def _slope(epochs: float, start: float) -> float:

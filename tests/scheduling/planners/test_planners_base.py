@@ -108,6 +108,6 @@ def test_a_member_wider_than_the_backlog_joins_the_queue() -> None:
     queue = WaitingQueue(lambda _: 0, [member("a", 100)])
     assert queue.backlog(2).least_s == 10
     queue.add(Workload("wide", {4: 40.0}, 400.0))
-    assert queue.widest == 4
+    assert queue.largest_min_gpus == 4
     queue.drop("wide")
     assert queue.backlog(2).least_s == 10

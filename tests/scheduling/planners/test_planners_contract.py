@@ -21,7 +21,7 @@ from hetctl.perf.bounds import makespan_bound, mean_jct_bound
 from hetctl.perf.epoch_timeline import least_task_s
 from hetctl.perf.rate_extrapolation import rate_curve
 from hetctl.scheduling.planners import PLANNERS, planner_named
-from hetctl.scheduling.planners.base import OBJECTIVES, Decision, Held, Options, Planner, Request
+from hetctl.scheduling.planners.base import OBJECTIVES, Decision, Options, Planner, Request, RunningMember
 from hetctl.scheduling.planners.heterogeneous import most_for_one
 from hetctl.scheduling.planners.packing import pack
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
@@ -97,7 +97,7 @@ def requests(draw: st.DrawFn, planner: Planner) -> Request:
     placements, _ = pack(counts, cluster, 1)
     by_name = {c.name: c for c in workloads}
     held = tuple(
-        Held(
+        RunningMember(
             by_name[name], allocation(by_name[name], parts), draw(st.floats(0.0, 900.0)), draw(st.booleans())
         )
         for name, parts in placements.items()
@@ -212,7 +212,7 @@ def after(planner: Planner, request: Request, decision: Decision, later_s: float
     by_name = {c.name: c for c in (*request.workloads, *(h.workload for h in request.held))}
     touched = {*decision.stop, *(a.member for a in decision.start)}
     held = [h for h in request.held if h.workload.name not in touched]
-    held += [Held(by_name[a.member], a, request.now_s) for a in decision.start]
+    held += [RunningMember(by_name[a.member], a, request.now_s) for a in decision.start]
     freed = [h.allocation for h in request.held if h.workload.name in touched]
     free = {(n.name, gpu) for n in request.nodes for gpu in n.gpus} | set(gpus_of(freed))
     free -= set(gpus_of(decision.start))

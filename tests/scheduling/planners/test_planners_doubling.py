@@ -10,7 +10,7 @@ from doubling_exact import CURVES, GPUS, Curve, exact_s, instance, sublinear, to
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Held, Options, Request
+from hetctl.scheduling.planners.base import Decision, Options, Request, RunningMember
 from hetctl.scheduling.planners.doubling import DOUBLING, allot, double
 
 BAR = 1.005
@@ -47,17 +47,17 @@ def member(name: str, samples: float = 1e6, restart_s: float = 10.0, **of: float
     return Workload(name, rates, samples, restart_s=restart_s)
 
 
-def held(workload: Workload, node: str, *gpus: int, fixed: bool = False) -> Held:
+def held(workload: Workload, node: str, *gpus: int, fixed: bool = False) -> RunningMember:
     rate = workload.rates[len(gpus)]
     allocation = Allocation(workload.name, len(gpus), DATA_PARALLEL, rate, (Placement(node, gpus),))
-    return Held(workload, allocation, 0.0, fixed)
+    return RunningMember(workload, allocation, 0.0, fixed)
 
 
 def given(decided: Decision) -> dict[str, int]:
     return {a.member: a.gpus for a in decided.start}
 
 
-def asked(waiting: tuple[Workload, ...], training: tuple[Held, ...] = (), gpus: int = 8) -> Request:
+def asked(waiting: tuple[Workload, ...], training: tuple[RunningMember, ...] = (), gpus: int = 8) -> Request:
     taken = {(p.node, gpu) for h in training for p in h.allocation.placement for gpu in p.gpus}
     cluster = Cluster.of(gpus, 8)
     nodes = (Node(n.name, tuple(g for g in n.gpus if (n.name, g) not in taken)) for n in cluster.nodes)

@@ -12,7 +12,7 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import planner_named
-from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, RunningMember
 from hetctl.scheduling.planners.packing import pack
 
 DOUBLING = planner_named("doubling")
@@ -50,7 +50,7 @@ def requests(draw: st.DrawFn, curves: st.SearchStrategy[dict[int, float]] = curv
     placements, _ = pack(counts, cluster.nodes, 1)
     now_s = draw(st.floats(0.0, 1000.0))
     held = tuple(
-        Held(
+        RunningMember(
             m,
             Allocation(m.name, n, DATA_PARALLEL, m.rates[n], placements[m.name]),
             draw(st.floats(0.0, now_s)),
@@ -109,7 +109,7 @@ def test_an_immediate_second_call_changes_nothing(planner: Planner, request_: Re
         request_,
         workloads=tuple(c for name, c in known.items() if name not in everybody),
         nodes=tuple(node for node in free if node.gpus),
-        held=tuple(Held(known[n], a, since[n], n in fixed) for n, a in everybody.items()),
+        held=tuple(RunningMember(known[n], a, since[n], n in fixed) for n, a in everybody.items()),
         planner_state=decision.planner_state,
     )
     assert planner.decide(again).start == ()
@@ -121,7 +121,7 @@ def test_a_member_that_finds_no_node_to_grow_on_keeps_its_gpu() -> None:
     fixed = Workload("fixed", {1: 1.0}, 1000.0)
     others = [(replace(fixed, name=f"fixed-{node.name}"), node.name, 0, True) for node in cluster.nodes]
     held = tuple(
-        Held(
+        RunningMember(
             workload,
             Allocation(workload.name, 1, DATA_PARALLEL, 1.0, (Placement(node, (gpu,)),)),
             0.0,
@@ -143,10 +143,11 @@ def test_no_member_overtakes_one_that_needs_more_gpus() -> None:
     wide, narrow = Workload("wide", {2: 20.0, 3: 30.0, 4: 40.0}, 1e4), Workload("narrow", linear, 1e4)
     placements, _ = pack([(each.name, 1) for each in held], cluster.nodes, 1)
     training = tuple(
-        Held(each, Allocation(each.name, 1, DATA_PARALLEL, 10.0, placements[each.name]), 0.0) for each in held
+        RunningMember(each, Allocation(each.name, 1, DATA_PARALLEL, 10.0, placements[each.name]), 0.0)
+        for each in held
     )
 
-    def asked(held: tuple[Held, ...]) -> Request:
+    def asked(held: tuple[RunningMember, ...]) -> Request:
         taken = {gpu for each in held for part in each.allocation.placement for gpu in part.gpus}
         free = tuple(gpu for gpu in range(4) if gpu not in taken)
         return Request(

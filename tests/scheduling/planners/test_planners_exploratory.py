@@ -9,7 +9,7 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Held, Options, Request
+from hetctl.scheduling.planners.base import Options, Request, RunningMember
 from hetctl.scheduling.planners.doubling import DOUBLING
 from hetctl.scheduling.planners.exploratory import EXPLORATORY, STAGE_S
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
@@ -127,7 +127,7 @@ def test_a_stage_has_no_more_nodes_than_it_needs() -> None:
         "large", 8, DATA_PARALLEL, 1.0, tuple(Placement(node.name, node.gpus) for node in nodes)
     )
     options = Options(exploration="each")
-    held = (Held(large, given, 0.0),)
+    held = (RunningMember(large, given, 0.0),)
     request = Request((), (), 8, 0, options, held=held, cluster=nodes, now_s=900.0)
     (stage,) = EXPLORATORY.decide(request).start
     assert (stage.gpus, stage.placement) == (4, (Placement("n1", (0, 1, 2, 3)),))

@@ -11,7 +11,7 @@ from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import makespan_bound
 from hetctl.scheduling.planners import PLANNERS, planner_named
-from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request, options_from
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, RunningMember, options_from
 from hetctl.scheduling.planners.fluid import FLUID
 from hetctl.scheduling.planners.heterogeneous import by_type
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, Scenario
@@ -111,7 +111,7 @@ def test_a_member_in_training_keeps_its_type() -> None:
     fluid = planner_named("fluid")
     first = fluid.decide(asked(member("a"), member("b", 100.0)))
     before = types_of(first)
-    held = tuple(Held(member(a.member, 50.0), a, 0.0) for a in first.start)
+    held = tuple(RunningMember(member(a.member, 50.0), a, 0.0) for a in first.start)
     taken = {(p.node, gpu) for a in first.start for p in a.placement for gpu in p.gpus}
     free = tuple(
         Node(n.name, tuple(g for g in n.gpus if (n.name, g) not in taken), n.gpu_type) for n in CLUSTER.nodes

@@ -5,7 +5,7 @@ import random
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import planner_named
-from hetctl.scheduling.planners.base import Held, Options, Request
+from hetctl.scheduling.planners.base import Options, Request, RunningMember
 from hetctl.scheduling.planners.fluid import FLUID
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
@@ -35,7 +35,7 @@ def test_a_member_in_training_is_stopped_only_if_that_pays() -> None:
     running = FLUID.decide(Request((member("a", 1000),), Cluster.of(1, 4).nodes, 1, 0, OPTIONS)).start
 
     def stopped_by(samples: float) -> tuple[str, ...]:
-        held = (Held(member("a", 1000), running[0], 0.0),)
+        held = (RunningMember(member("a", 1000), running[0], 0.0),)
         cluster = Cluster.of(1, 4).nodes
         return FLUID.decide(Request((member("b", samples),), (), 1, 1, OPTIONS, held, cluster)).stop
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Held, Options, Request
+from hetctl.scheduling.planners.base import Options, Request, RunningMember
 from hetctl.scheduling.planners.packing import pack
 from hetctl.scheduling.planners.placement import NodeCapacity, place_members
 
@@ -18,13 +18,15 @@ def member(name: str) -> Workload:
     return Workload(name, RATES, 1000.0)
 
 
-def held(name: str, *parts: tuple[str, tuple[int, ...]], fixed: bool = False) -> Held:
+def held(name: str, *parts: tuple[str, tuple[int, ...]], fixed: bool = False) -> RunningMember:
     placement = tuple(Placement(node, gpus) for node, gpus in parts)
     count = sum(len(part.gpus) for part in placement)
-    return Held(member(name), Allocation(name, count, "data-parallel", RATES[count], placement), 0.0, fixed)
+    return RunningMember(
+        member(name), Allocation(name, count, "data-parallel", RATES[count], placement), 0.0, fixed
+    )
 
 
-def request(holders: tuple[Held, ...], waiting: str, nodes: int = 2, size: int = 4) -> Request:
+def request(holders: tuple[RunningMember, ...], waiting: str, nodes: int = 2, size: int = 4) -> Request:
     cluster = Cluster.of(nodes * size, size)
     taken = {(p.node, gpu) for h in holders for p in h.allocation.placement for gpu in p.gpus}
     free = tuple(Node(n.name, tuple(g for g in n.gpus if (n.name, g) not in taken)) for n in cluster.nodes)
@@ -82,7 +84,7 @@ counts = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 7))
 @given(counts, counts, st.integers(1, 4))
 def test_from_any_state_to_any_other(before: dict[str, int], after: dict[str, int], nodes: int) -> None:
     first, _ = place_members(request((), "abcdefgh", nodes), before)
-    holders = tuple(Held(member(a.member), a, 0.0) for a in first.start)
+    holders = tuple(RunningMember(member(a.member), a, 0.0) for a in first.start)
     names = {holder.workload.name for holder in holders}
     asked = request(holders, "".join(n for n in "abcdefgh" if n not in names), nodes)
     decision, given_ = place_members(asked, after)

@@ -38,7 +38,7 @@ def one_each(request: Request) -> Decision:
 
 
 LOCAL = Planner("local", "local", one_each)
-GROUP = Planner("group", "global", one_each, shares=True, alpha=0.0)
+GROUP = Planner("group", "global", one_each, trains_as_group=True, alpha=0.0)
 
 
 def elastic(decide: Callable[[Request], Decision]) -> Planner:
@@ -273,7 +273,7 @@ def test_a_group_in_evaluation_is_stopped_only_after_it() -> None:
     """At 50 the first two are done, and fast, which has just changed its pace, is in its evaluation."""
     alike = [Arrival(Workload(name, {1: 2.0}, 100)) for name in ("a", "b")]
     fast = member("fast", 200, samples_per_epoch=100, evaluate_s=3.0)
-    planner = Planner("group", "global", one_each, shares=True, alpha=0.5)
+    planner = Planner("group", "global", one_each, trains_as_group=True, alpha=0.5)
     rows = run(planner, [*alike, Arrival(fast), Arrival(member("later", 10))], gpus=3, lockstep=True)
     assert rows[2:] == [
         ("fast", 1, 0.0, 53.0, 100),
@@ -338,7 +338,7 @@ def test_a_deferred_member_is_planned_again_when_gpus_are_freed(samples: float) 
 def test_a_member_without_room_does_not_restart_on_as_many_gpus() -> None:
     """At the pace of slow, fast has no room for an epoch of 10 s at 20 s of 29; alone it would take 4 s."""
     slow, fast = Workload("slow", {1: 4.0}, 100, 100), Workload("fast", {1: 10.0}, 120, 40)
-    local = Planner("local", "local", one_each, shares=True, alpha=0.0)
+    local = Planner("local", "local", one_each, trains_as_group=True, alpha=0.0)
     rows = run(local, [Arrival(slow), Arrival(fast)], gpus=2, lockstep=True, timing=JobTiming(wall_s=29.0))
     assert rows == [("slow", 1, 0.0, 25.0, 100), ("fast", 1, 0.0, 20.0, 80), ("fast", 1, 25.0, 29.0, 40)]
 

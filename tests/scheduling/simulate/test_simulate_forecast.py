@@ -13,7 +13,7 @@ from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
 from hetctl.scheduling.planners import PLANNERS
-from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, RunningMember
 from hetctl.scheduling.simulate.forecast import forecast, reasons_for
 from hetctl.scheduling.simulate.scenario import JobTiming, Scenario
 
@@ -38,8 +38,8 @@ def in_order(request: Request) -> Decision:
     )
 
 
-LOCAL = Planner("local", "local", in_order, shares=False)
-GLOBAL = Planner("global", "global", in_order, shares=False)
+LOCAL = Planner("local", "local", in_order, trains_as_group=False)
+GLOBAL = Planner("global", "global", in_order, trains_as_group=False)
 
 
 def predict(
@@ -211,7 +211,7 @@ def test_members_that_train_on_are_counted_named_or_not() -> None:
     assert reasons_for(SILENT, local, Decision((on(B, 0, 1),)))["c"] == (
         "waits: all GPUs are taken by b (2), those that train on (2)"
     )
-    elastic = replace(local, held=(Held(A, on(A, 2, 3), 0.0),))
+    elastic = replace(local, held=(RunningMember(A, on(A, 2, 3), 0.0),))
     assert reasons_for(SILENT, elastic, Decision((on(B, 0, 1),)))["c"] == (
         "waits: all GPUs are taken by a (2), b (2)"
     )

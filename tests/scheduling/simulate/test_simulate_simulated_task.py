@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hetctl.model.plan import Allocation
 from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import has_room
-from hetctl.scheduling.simulate.simulated_task import SimulatedTask, begin, paced, stopped
+from hetctl.scheduling.simulate.simulated_task import SimulatedTask, begin, stopped, with_rate
 
 ON_ONE_GPU = Allocation("a", 1, "data-parallel", 10.0, ())
 
@@ -101,5 +101,5 @@ def test_at_its_own_rate_a_member_trains_into_the_deadline() -> None:
     slow = begin(workload(), ON_ONE_GPU, 0, 100.0, 119.0, math.inf, 5.0)
     assert slow is not None
     assert (slow.end_s, slow.samples) == (118.0 + 1.0, 65.0)
-    alone = paced(slow, 115.0, 10.0, 119.0)
+    alone = with_rate(slow, 115.0, 10.0, 119.0)
     assert (alone.end_s, alone.samples) == (119.0, 80.0)

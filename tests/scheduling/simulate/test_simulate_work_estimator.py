@@ -11,7 +11,7 @@ from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
-from hetctl.scheduling.simulate.work_estimator import FIRST_PRIOR, RULE, Course, WorkEstimator, equation_1
+from hetctl.scheduling.simulate.work_estimator import FIRST_PRIOR, RULE, LossCurve, WorkEstimator, equation_1
 
 EPOCH = 1000
 
@@ -73,14 +73,16 @@ def test_the_same_seed_shows_the_same() -> None:
 
 @pytest.mark.parametrize("epochs", [2.0, 7.5, 30.0, 99.0, 2000.0])
 def test_the_work_is_done_when_the_rule_holds(epochs: float) -> None:
-    course = equation_1(epochs, random.Random(1))
-    gain = course.loss(epochs - 1) - course.loss(epochs)
+    curve = equation_1(epochs, random.Random(1))
+    gain = curve.loss(epochs - 1) - curve.loss(epochs)
     assert gain == pytest.approx(RULE.min_delta)
 
 
-def test_another_course_leads_to_another_prediction() -> None:
-    true, flat = members(30), Course(lambda epoch: 1 + 2.0 ** (5 - epoch))
-    usual, other = (WorkEstimator(true, 0, course_of) for course_of in (None, lambda _epochs, _draw: flat))
+def test_another_curve_leads_to_another_prediction() -> None:
+    true, flat = members(30), LossCurve(lambda epoch: 1 + 2.0 ** (5 - epoch))
+    usual, other = (
+        WorkEstimator(true, 0, curve_family) for curve_family in (None, lambda _epochs, _draw: flat)
+    )
     assert other(after(true, 20)) != usual(after(true, 20))
 
 

@@ -15,7 +15,7 @@ from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.profile import ProfilePoint
 from hetctl.model.serialization import decode
 from hetctl.model.site import Queue, Site
-from hetctl.perf.step_times import LEAST_S
+from hetctl.perf.step_times import LEAST_TIMED_S
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import ArrayLoader
@@ -61,7 +61,7 @@ def test_a_point_has_the_rate_of_full_batches_and_the_overheads(tmp_path, framew
     with ProcessPoolExecutor(1, FORKED) as process:
         point = process.submit(measured, tmp_path / "profile", framework, PAUSE_S).result()
     assert 0 < point.rate < 96 / PAUSE_S
-    assert point.steps * PAUSE_S >= 0.2 * LEAST_S
+    assert point.steps * PAUSE_S >= 0.2 * LEAST_TIMED_S
     assert point.rate_error is not None
     assert point.step_spread is not None
     # The last batch of an epoch has 64 samples and pauses as long as a full one, which adds a third.

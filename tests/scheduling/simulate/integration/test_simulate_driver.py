@@ -233,7 +233,7 @@ def scenario(number: int) -> RunCase:
     """Draw a run from a grid on which much happens at the same time."""
     draw = random.Random(number)
     planner = EVERY_PLANNER[number % len(EVERY_PLANNER)]
-    shares = planner_named(planner).shares
+    shares = planner_named(planner).trains_as_group
     several = draw.random() < 0.4
     cluster = TWO_TYPES if several else Cluster.of(*draw.choice([(2, 1), (4, 2), (4, 1), (6, 2), (8, 4)]))
     types = {"v100": 2.0, "p100": 1.0} if several else {}
