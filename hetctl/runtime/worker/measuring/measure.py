@@ -36,7 +36,7 @@ from hetctl.runtime.worker.scripts.command_process import (
     CommandProcess,
     WrongReportError,
     parse_report,
-    shown,
+    printable,
 )
 from hetctl.runtime.worker.scripts.command_run import (
     PROFILE_VARIABLE,
@@ -346,7 +346,7 @@ class ReportTimes:
         try:
             report = parse_report(line)
         except WrongReportError as error:
-            self._wrong = self._wrong or f"{error}: {shown(line)}"
+            self._wrong = self._wrong or f"{error}: {printable(line)}"
             return None
         if report.epoch is not None:
             samples = report.samples or 0.0

@@ -282,7 +282,7 @@ class _LastLayer(_RunLayer):
         """Return the times of the forward pass alone, of the rest of both passes, and of the update."""
         minibatch = next(self._minibatches)
         forward = _time_of(self._stage, self._infer)
-        both = _time_of(self._stage, lambda: self._both(minibatch))
+        both = _time_of(self._stage, lambda: self._forward_backward(minibatch))
         backward = ComputeTime(both.compute_s - forward.compute_s, both.launch_s - forward.launch_s)
         return forward, backward, _time_of(self._stage, lambda: self._update(minibatch))
 
@@ -292,14 +292,14 @@ class _LastLayer(_RunLayer):
         return inputs_s + outputs_s, inputs_s - outputs_s
 
     def _passes(self, minibatch: int) -> int:
-        self._both(minibatch)
+        self._forward_backward(minibatch)
         return self.outputs.nbytes
 
     def _infer(self) -> None:
         self._stage.infer(self._inputs)
         self._gauge.synchronize()
 
-    def _both(self, minibatch: int) -> None:
+    def _forward_backward(self, minibatch: int) -> None:
         self._stage.both(minibatch, self._stage.version(), self._inputs, self._targets)
         self._gauge.synchronize()
 

@@ -30,7 +30,7 @@ CLOSED_POLL_S = 0.05
 GUARD = 'trap "" HUP INT TERM USR1; read _; kill -9 "-$1"'
 """Shell program that kills a process group when its standard input is closed."""
 
-LONGEST_LINE = 2**16
+MAX_LINE_BYTES = 2**16
 """Bytes after which a line without an end counts as a line."""
 SHOWN = 80
 """Characters of a wrong line that are shown."""
@@ -279,7 +279,7 @@ def parse_report(line: bytes) -> ScriptReport:
     return ScriptReport(epoch, metrics, samples, seconds, finished, checkpoint)
 
 
-def shown(line: bytes) -> str:
+def printable(line: bytes) -> str:
     """Return the beginning of a line for messages, without a terminal's control characters."""
     text = line.decode(errors="replace")
     return "".join(char if char.isprintable() else "?" for char in text[:SHOWN])
@@ -288,7 +288,7 @@ def shown(line: bytes) -> str:
 def whole_lines(data: bytes) -> tuple[list[bytes], bytes]:
     """Return the complete lines and the rest; a rest that is too long counts as a line."""
     *whole, rest = data.split(b"\n")
-    if len(rest) > LONGEST_LINE:
+    if len(rest) > MAX_LINE_BYTES:
         whole, rest = [*whole, rest], b""
     return [line for line in whole if line.strip()], rest
 

@@ -48,7 +48,7 @@ POLL_S = 0.25
 """Longest wait in seconds for a report: polling takes time from the command, on the same cores."""
 SIGNAL_DELAY_S = 1.0
 """Seconds within which a rank gets the SIGTERM that a batch system has already sent its command."""
-KEPT_LINES, LONGEST_CAUSE = 6, 500
+KEPT_LINES, MAX_CAUSE_CHARACTERS = 6, 500
 """Last lines of standard error, and their characters, that state the cause of a failure."""
 RANK_PREFIX = re.compile(r"^\[rank\d+\]:? ?")
 """PyTorch's prefix of each line of a rank's traceback."""
@@ -339,9 +339,9 @@ class CommandRun:
         if stop_requested or (leads and self.converged) or self.stop():
             if leads or stop_requested:
                 self.process.stop()
-            self._ask()
+            self._request_stop()
 
-    def _ask(self) -> None:
+    def _request_stop(self) -> None:
         """Tell the other ranks, through rank 0, to stop."""
         if not self._asked:
             self._asked = True
@@ -377,7 +377,7 @@ class CommandRun:
             time.sleep(CLOSED_POLL_S)
         if self.stop():
             self.process.stop()
-            self._ask()
+            self._request_stop()
 
 
 def command_failure(
@@ -419,7 +419,7 @@ def _last_lines(errors: str) -> str:
     if frames:
         # The last frame's code is indented.
         lines = [line for line in lines[frames[-1] :] if not line.startswith(" ")] or lines
-    return " / ".join(line.strip() for line in lines[-KEPT_LINES:])[-LONGEST_CAUSE:]
+    return " / ".join(line.strip() for line in lines[-KEPT_LINES:])[-MAX_CAUSE_CHARACTERS:]
 
 
 def _place_hint(errors: str, environment: Mapping[str, str]) -> str:

@@ -20,7 +20,7 @@ from hetctl.runtime.worker.scripts.command_process import (
     ScriptReport,
     WrongReportError,
     parse_report,
-    shown,
+    printable,
 )
 from hetctl.runtime.worker.scripts.command_run import CommandRun, command_environment, own_variables
 from hetctl.runtime.worker.tensorboard import TensorBoardWriter
@@ -178,5 +178,5 @@ class EpochReports:
     def _ignore(self, line: bytes, rule: str) -> None:
         self._wrong += 1
         if self._wrong == 1:
-            print(f"a report of the command is ignored: {rule}: {shown(line)}", flush=True)
-            self.events.write("report_ignored", line=shown(line), rule=rule)
+            print(f"a report of the command is ignored: {rule}: {printable(line)}", flush=True)
+            self.events.write("report_ignored", line=printable(line), rule=rule)

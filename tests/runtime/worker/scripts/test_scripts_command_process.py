@@ -13,11 +13,11 @@ import pytest
 from hetctl import script
 from hetctl.model.training_settings import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
 from hetctl.runtime.worker.scripts.command_process import (
-    LONGEST_LINE,
+    MAX_LINE_BYTES,
     ScriptReport,
     WrongReportError,
     parse_report,
-    shown,
+    printable,
     whole_lines,
 )
 
@@ -180,8 +180,8 @@ def test_other_lines_are_refused_by_their_rule(line, rule):
 def test_lines_are_put_together_and_never_grow_without_end():
     assert whole_lines(b"on") == ([], b"on")
     assert whole_lines(b"one\n\ntwo\nthr") == ([b"one", b"two"], b"thr")
-    assert whole_lines(b"x" * (LONGEST_LINE + 1)) == ([b"x" * (LONGEST_LINE + 1)], b"")
+    assert whole_lines(b"x" * (MAX_LINE_BYTES + 1)) == ([b"x" * (MAX_LINE_BYTES + 1)], b"")
 
 
 def test_a_terminal_obeys_nothing_that_is_shown():
-    assert shown(b"\x1b[2Jred\xff" + b"x" * 100) == f"?[2Jred\ufffd{'x' * 72}"
+    assert printable(b"\x1b[2Jred\xff" + b"x" * 100) == f"?[2Jred\ufffd{'x' * 72}"
