@@ -273,13 +273,13 @@ def decisions(
 ) -> list[float]:
     """Return the seconds that a decision takes after each happening, all but the planner's part."""
     members = RunMembers(run.folder, run.spec, run.spec.gpus, ranks.pool.take_written)
-    before = dict(members.left())
+    before = dict(members.workloads())
     seconds = []
     for names in happenings:
         began = time.process_time()
         ranks.pool.reap()
-        left = members.left()
-        list(members.held(running, time.time()))
+        left = members.workloads()
+        list(members.members_in_training(running, time.time()))
         members.used_up()
         members.as_they_are(names)
         seconds.append(time.process_time() - began)

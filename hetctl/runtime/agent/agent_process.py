@@ -14,7 +14,7 @@ from pathlib import Path
 from hetctl.cluster.launchers.agents import AGENTS
 from hetctl.runtime.agent.agent import Agent, TemplateEndedError, end_orphaned_job
 from hetctl.runtime.agent.joining import DismissedError, DriverFile, OrphanedError, join, reconnect
-from hetctl.runtime.agent.keeper import KILLED, RETURNS, Keeper
+from hetctl.runtime.agent.keeper import DRIVER_LOST, KILLED, Keeper
 from hetctl.runtime.frameworks import preload_framework
 from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.worker.worker import serve
@@ -37,7 +37,7 @@ def run_agent(driver_file: Path, step: str, frameworks: Sequence[str]) -> int:
     if step == AGENTS:
         return Keeper().keep(lambda is_first: _run_once(driver, step, frameworks, is_first=is_first))
     # A member's step ends with its agent, and the agent's exit code tells why.
-    if (code := _run_once(driver, step, frameworks, is_first=True)) != RETURNS:
+    if (code := _run_once(driver, step, frameworks, is_first=True)) != DRIVER_LOST:
         return code
     end_orphaned_job(driver.address.cancel, driver.address.orphaned_s)
     return 0
@@ -62,7 +62,7 @@ def _run_once(driver: DriverFile, step: str, frameworks: Sequence[str], *, is_fi
         return 0 if isinstance(error, DismissedError) and not is_first else 1
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        return 0 if agent.run() else RETURNS
+        return 0 if agent.run() else DRIVER_LOST
     except TemplateEndedError as error:
         log_line(f"agent: {error}")
         return KILLED

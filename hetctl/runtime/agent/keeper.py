@@ -16,7 +16,7 @@ from types import FrameType
 from hetctl.runtime.agent.rank_template import run_to_the_end
 from hetctl.storage.processes import die_with_parent
 
-RETURNS = 77
+DRIVER_LOST = 77
 """Exit code of an agent that has lost its driver; the driver may take the node back."""
 KILLED = 128 + signal.SIGKILL
 """Exit code of an agent after a kill of itself, or of its template and thus of all its ranks."""
@@ -46,8 +46,8 @@ class Keeper:
             The last exit code, 128 + n if signal n ended the agent.
         """
         code, restarts = self._run(lambda: live(True)), 0
-        while code == RETURNS or (_was_killed(code) and restarts < MOST_RESTARTS):
-            if code != RETURNS:
+        while code == DRIVER_LOST or (_was_killed(code) and restarts < MOST_RESTARTS):
+            if code != DRIVER_LOST:
                 restarts += 1
                 time.sleep(RESTART_PAUSE_S)
             code = self._run(lambda: live(False))

@@ -52,7 +52,7 @@ VERSIONS = {
 
 
 @dataclass(frozen=True)
-class Level:
+class MemoryUse:
     """Used bytes of a memory, and its limit in bytes."""
 
     used: int
@@ -64,7 +64,9 @@ class Level:
         return self.used > NEARLY * self.limit
 
 
-def most_above(private: Mapping[int, int], share: int, levels: Iterable[Level]) -> tuple[int, Overuse] | None:
+def most_above(
+    private: Mapping[int, int], share: int, memories: Iterable[MemoryUse]
+) -> tuple[int, Overuse] | None:
     """Return the GPU of the rank to end: the one most above its share, if any memory is nearly full.
 
     Parameters
@@ -74,7 +76,7 @@ def most_above(private: Mapping[int, int], share: int, levels: Iterable[Level]) 
     share : int
         Share of each rank in bytes. A rank may use more while memory is free.
     """
-    if not private or not any(level.nearly_full for level in levels):
+    if not private or not any(memory.nearly_full for memory in memories):
         return None
     gpu = max(private, key=lambda gpu: private[gpu])
     return (gpu, Overuse(private[gpu], share)) if private[gpu] > share else None
@@ -92,7 +94,7 @@ class MemoryWatch:
     """
 
     def __init__(self, share: int, gpus: int) -> None:
-        machine = machine_level().limit
+        machine = machine_memory().limit
         # For no limit version 1 writes a number near 2**63, version 2 the word max.
         self._groups = tuple(group for group in limited_groups() if group.limit < machine)
         limits = (machine, *(group.limit for group in self._groups))
@@ -104,23 +106,23 @@ class MemoryWatch:
 
         Unless memory is nearly full, it reads only two or three small files, and none of the ranks.
         """
-        machine = machine_level()
-        levels = [machine, *(group.level() for group in self._groups)]
+        machine = machine_memory()
+        memories = [machine, *(group.memory() for group in self._groups)]
         # The memory of all processes bounds that of the ranks, and costs one file.
-        whole = Level(machine.used, self._limit)
-        if not any(level.nearly_full for level in (*levels, whole)):
+        whole = MemoryUse(machine.used, self._limit)
+        if not any(memory.nearly_full for memory in (*memories, whole)):
             return None
         own = bytes_with_commands(pids.values())
         private = {gpu: own[pid] for gpu, pid in pids.items()}
-        return most_above(private, self._share, [*levels, Level(sum(private.values()), self._limit)])
+        return most_above(private, self._share, [*memories, MemoryUse(sum(private.values()), self._limit)])
 
 
-def machine_level(processes: Path = PROCESSES) -> Level:
+def machine_memory(processes: Path = PROCESSES) -> MemoryUse:
     """Return the memory of the whole machine."""
     meminfo = processes / "meminfo"
     total = _line(meminfo, "MemTotal:")
     # MemAvailable counts caches that the kernel can drop; MemFree does not (proc(5)).
-    return Level(KIBIBYTE * (total - _line(meminfo, "MemAvailable:")), KIBIBYTE * total)
+    return MemoryUse(KIBIBYTE * (total - _line(meminfo, "MemAvailable:")), KIBIBYTE * total)
 
 
 def bytes_with_commands(pids: Iterable[int]) -> dict[int, int]:
@@ -160,12 +162,12 @@ class LimitedGroup:
     version: _ControlGroupVersion
     limit: int
 
-    def level(self) -> Level:
+    def memory(self) -> MemoryUse:
         """Return the group's memory, without the cache that the kernel would drop before it kills."""
         used = _number(self.folder / self.version.usage)
-        if Level(used, self.limit).nearly_full:
+        if MemoryUse(used, self.limit).nearly_full:
             used -= _line(self.folder / "memory.stat", self.version.cache)
-        return Level(used, self.limit)
+        return MemoryUse(used, self.limit)
 
 
 def limited_groups(membership: Path = MEMBERSHIP, root: Path = ROOT) -> Iterator[LimitedGroup]:

@@ -70,7 +70,7 @@ END_SIGNALS = (None, signal.SIGTERM, signal.SIGKILL)
 KILLED = 128 + signal.SIGKILL
 TOUCH_EVERY_S = 2.0
 """Seconds between two touches of the driver's file, and two heartbeats, which tell agents that it runs."""
-LAST_S = 10.0
+LAST_NODE_RETURN_S = 10.0
 """Seconds in which the last node's agent may return, or end its step, after it closed its connection."""
 MOST_RETURNS = 3
 """Most losses after which a node is used again; more would cost its members more than the node gains."""
@@ -407,7 +407,7 @@ class AgentPool:
     def _patience_s(self) -> float:
         """Seconds to wait for the end of a step or a new agent after an agent's closed connection."""
         agents = (agent for step in self._running.values() for agent in step.agents.values())
-        return STEP_END_S if any(not agent.closed for agent in agents) else LAST_S
+        return STEP_END_S if any(not agent.closed for agent in agents) else LAST_NODE_RETURN_S
 
     def _pass_on(self, agent: AgentLink, message: Any) -> None:
         if FROM in message:
@@ -531,12 +531,12 @@ class AgentPool:
             self._fail_member(name, step, reason)
         else:
             # The agent would log it, but its job may end earlier if this was the last node.
-            _log_in(step, reason)
+            _log_to_step(step, reason)
             self._mark_node_lost(node)
 
     def _fail_member(self, name: str, step: AgentStep, reason: str) -> None:
         """End a misplaced member's step and group, and log the reason."""
-        _log_in(step, f"{MISPLACED}: {reason}")
+        _log_to_step(step, f"{MISPLACED}: {reason}")
         self.release(name)
         # These words in the log make the step count as not launched, not as a failure of the member.
         self._ranks.on_loss(name, EXIT_CODES[ExitReason.PROGRAM_ERROR])
@@ -571,7 +571,7 @@ def _reject(connection: Connection, reason: str) -> None:
     connection.close()
 
 
-def _log_in(step: AgentStep, line: str) -> None:
+def _log_to_step(step: AgentStep, line: str) -> None:
     log_line(line)
     # A full disk ends the job in order.
     with suppress(OSError):

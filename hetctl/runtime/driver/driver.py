@@ -23,7 +23,7 @@ from hetctl.runtime.driver.job_modes import JobContext, JobMode, modes_of
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.rank_group import RankGroup
 from hetctl.runtime.driver.rank_pool import RankPool
-from hetctl.runtime.driver.rounds import Exchanges, Rounds
+from hetctl.runtime.driver.rounds import LeaderSteps, Rounds
 from hetctl.runtime.driver.run_members import RunMembers
 from hetctl.runtime.job_logs import disk_error_reason, log_line
 from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Start, Stop
@@ -134,7 +134,7 @@ class Driver:
             holds_lease=lambda: self._lease.is_fresh,
             grace_s=self._spec.grace_s,
         )
-        self._exchanges = Exchanges(self._spec.site, self._files)
+        self._leader_steps = LeaderSteps(self._spec.site, self._files)
         # On a full disk the driver goes on, to stop its trainers.
         self._queue = EventQueue(folder.events, self._note_disk_error)
         self._trouble: DiskTrouble | None = None
@@ -156,7 +156,7 @@ class Driver:
         )
         self._rounds = Rounds(
             *(folder, self._spec, job, deadline, self._opened.max_uninterrupted_s),
-            *(self._rank_pool, self._exchanges, self._queue, self._note_disk_error, self._lease.mark),
+            *(self._rank_pool, self._leader_steps, self._queue, self._note_disk_error, self._lease.mark),
         )
         self._later = modes_of(
             JobContext(
@@ -226,7 +226,7 @@ class Driver:
             self._keep_state()
             self._schedule()
         self._rank_pool.shutdown()
-        self._exchanges.shutdown()
+        self._leader_steps.shutdown()
         self._events.write("job_ended", job=self._job, reason=reason)
         with suppress(OSError):
             PATIENT.call(self._queue.flush)
@@ -267,7 +267,7 @@ class Driver:
 
     def _schedule(self) -> None:
         if self._trouble is not None:
-            self._look_at_disk()
+            self._sync_with_disk()
         if self._scheduler.ending or (self._has_answered() and not self._members.is_preparing):
             try:
                 self._execute(self._scheduler.schedule(self._now_s()))
@@ -278,7 +278,7 @@ class Driver:
             # 25 ms.
             self._rank_pool.wait(POLL_S)
 
-    def _look_at_disk(self) -> None:
+    def _sync_with_disk(self) -> None:
         """Write the waiting events, and read all: the scheduling depends on them."""
         try:
             self._queue.flush()
@@ -299,7 +299,7 @@ class Driver:
     def _process_ends(self) -> None:
         """Process ended tasks first, then the end of the job: a task may get the signal before the driver."""
         ended = self._rank_pool.reap()
-        self._exchanges.reap()
+        self._leader_steps.reap()
         if any(task.exit_code for task in ended):
             # Ranks fail if another driver has the lease, which must not count against their members.
             self._lease.renew()

@@ -66,7 +66,7 @@ class Rounds:
     deadline: float
     max_uninterrupted_s: float
     rank_pool: RankPool
-    exchanges: Exchanges
+    leader_steps: LeaderSteps
     queue: EventQueue
     on_failure: Callable[[OSError], None]
     lease: LeaseMark
@@ -100,7 +100,7 @@ class Rounds:
             self._begin(command)
             inputs = self._inputs(command.round, allocations, members)
             try:
-                self.exchanges.start(inputs)
+                self.leader_steps.start(inputs)
             except OSError as error:
                 self.on_failure(error)
             shares = inputs.shares
@@ -168,7 +168,7 @@ class Rounds:
             sharing=self.spec.sharing,
             preprocess=self.spec.preprocess,
             cores=self.spec.site.cores_per_node,
-            has_leaders=self.exchanges.needed(self.spec.sharing, allocations),
+            has_leaders=self.leader_steps.needed(self.spec.sharing, allocations),
             timeouts=self.spec.site.timeouts,
         )
 
@@ -280,7 +280,7 @@ def reason_of_end(group: RankGroup, running: RunningTask, report: TaskReport) ->
     return ExitReason.STOPPED if running.stopping else reason
 
 
-class Exchanges:
+class LeaderSteps:
     """Steps of a job's leaders, one for each round, which end with the round's trainers.
 
     In lockstep on several nodes, leaders exchange data between the nodes. If they fail, the trainers continue

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class RunMembers:
     """Members of a run that still need training.
 
-    `left`, `asked` and `rates_seen` first read newly announced events; all other methods return the state
-    after the last reading. While the disk does not answer, all return the last state; `read` raises an error.
+    `workloads`, `asked` and `rates_seen` first read newly announced events; all other methods return the
+    state after the last reading. While the disk does not answer, all return the last state; `read` raises an
+    error.
 
     Parameters
     ----------
@@ -90,7 +91,7 @@ class RunMembers:
         self._refresh()
         self._state.keep()
 
-    def left(self) -> Mapping[str, Workload]:
+    def workloads(self) -> Mapping[str, Workload]:
         """Return the work left of all members after finished epochs and checkpoints."""
         self._refresh()
         return self._workloads.left
@@ -108,7 +109,7 @@ class RunMembers:
     def asked(self) -> Mapping[str, int]:
         """Return the trials that need training, with the epochs that the search has asked for."""
         progress = self._state.progress
-        return {name: epochs for name in self.left() if (epochs := progress[name].asked)}
+        return {name: epochs for name in self.workloads() if (epochs := progress[name].asked)}
 
     def planned_like(self, name: str) -> str:
         """Return the member whose plan suits this one: itself, or another trial with a similar config."""
@@ -122,7 +123,7 @@ class RunMembers:
         """Return the limit of the run's budget that is reached; None if none is."""
         return self._budget.exceeded(self._state.usage.used(time.time()))
 
-    def held(self, running: Mapping[str, RunningTask], now: float) -> Iterator[RunningMember]:
+    def members_in_training(self, running: Mapping[str, RunningTask], now: float) -> Iterator[RunningMember]:
         """Yield the members in training that need more of it and were not told to stop.
 
         `now` is in seconds since the epoch.
@@ -197,13 +198,13 @@ class RunObserver:
 
     def left(self, _now_s: float) -> Mapping[str, Workload]:
         """Return all members that need training, after finished epochs and checkpoints."""
-        return {name: workload for name, workload in self.members.left().items() if name in self.only}
+        return {name: workload for name, workload in self.members.workloads().items() if name in self.only}
 
     def seen(self, now_s: float, running: Mapping[str, RunningTask], deferred: Set[str]) -> ObservedMembers:
         """Return all members; those that wait are in the planner's order, without `deferred`."""
         left = self.left(now_s)
         waiting = [w for name, w in left.items() if name not in running and name not in deferred]
-        held = tuple(self.members.held(running, time.time()))
+        held = tuple(self.members.members_in_training(running, time.time()))
         return ObservedMembers(left, sorted(waiting, key=self.order), held)
 
     def used_up(self) -> str | None:

@@ -9,7 +9,7 @@ import time
 import pytest
 from workbench import wait_for
 
-from hetctl.runtime.agent.keeper import KILLED, MOST_RESTARTS, RETURNS, Keeper
+from hetctl.runtime.agent.keeper import DRIVER_LOST, KILLED, MOST_RESTARTS, Keeper
 from hetctl.runtime.agent.rank_template import run_to_the_end
 from hetctl.storage.processes import Process
 
@@ -43,7 +43,7 @@ def lives(tmp_path):
 
 def test_an_agent_that_lost_its_driver_is_started_again(lives):
     most = MOST_RESTARTS + 3
-    assert end_of(forked_keeper(lambda is_first: RETURNS if lives(is_first) < most else 0)) == 0
+    assert end_of(forked_keeper(lambda is_first: DRIVER_LOST if lives(is_first) < most else 0)) == 0
     assert [is_first for is_first, _ in lives.read()] == [1] + [0] * (most - 1)
     assert len({pid for _, pid in lives.read()}) == most
 

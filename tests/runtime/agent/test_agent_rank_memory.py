@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from hetctl.runtime.agent.messages import Overuse
 from hetctl.runtime.agent.rank_memory import (
-    Level,
+    MemoryUse,
     MemoryWatch,
     bytes_with_commands,
     limited_groups,
-    machine_level,
+    machine_memory,
     most_above,
     oom_kills,
     private_bytes,
@@ -86,17 +86,17 @@ def test_the_limit_may_be_that_of_a_group_around_the_own_one(tmp_path, membershi
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
-    levels = {group.limit: group.level() for group in limited_groups(tmp_path / "cgroup", tmp_path)}
-    assert levels.pop(1000) == Level(860, 1000)  # files that are only kept for later do not count
-    assert all(limit == int(UNLIMITED) for limit in levels)
+    memories = {group.limit: group.memory() for group in limited_groups(tmp_path / "cgroup", tmp_path)}
+    assert memories.pop(1000) == MemoryUse(860, 1000)  # files that are only kept for later do not count
+    assert all(limit == int(UNLIMITED) for limit in memories)
 
 
 def test_the_memory_of_the_machine_is_what_is_not_available(tmp_path):
     (tmp_path / "meminfo").write_text(
         "MemTotal: 1000 kB\nMemFree: 10 kB\nMemAvailable: 300 kB\nCached: 9 kB\n"
     )
-    assert machine_level(tmp_path) == Level(700 * 1024, 1000 * 1024)
-    here = machine_level()
+    assert machine_memory(tmp_path) == MemoryUse(700 * 1024, 1000 * 1024)
+    here = machine_memory()
     assert 0 < here.used < here.limit
 
 
@@ -155,11 +155,11 @@ def test_an_ended_process_has_no_private_memory():
     assert private_bytes(process.pid) == 0
 
 
-FULL, ROOM = Level(96, 100), Level(95, 100)
+FULL, ROOM = MemoryUse(96, 100), MemoryUse(95, 100)
 
 
 @pytest.mark.parametrize(
-    ("private", "levels", "ended"),
+    ("private", "memories", "ended"),
     [
         ({0: 30, 1: 60, 2: 50}, [ROOM, FULL], (1, Overuse(60, 40))),
         ({0: 30, 1: 60, 2: 50}, [ROOM, ROOM], None),
@@ -169,23 +169,23 @@ FULL, ROOM = Level(96, 100), Level(95, 100)
         ({0: 90}, [], None),
     ],
 )
-def test_the_rank_most_above_its_share_ends_if_memory_is_full(private, levels, ended):
-    assert most_above(private, 40, levels) == ended
+def test_the_rank_most_above_its_share_ends_if_memory_is_full(private, memories, ended):
+    assert most_above(private, 40, memories) == ended
 
 
 @given(
     private=st.dictionaries(st.integers(0, 7), st.integers(0, 1000)),
     share=st.integers(1, 500),
-    levels=st.lists(st.builds(Level, st.integers(0, 2000), st.integers(1, 1000))),
+    memories=st.lists(st.builds(MemoryUse, st.integers(0, 2000), st.integers(1, 1000))),
 )
-def test_no_rank_is_ended_within_its_share_or_with_free_memory(private, share, levels):
-    found = most_above(private, share, levels)
+def test_no_rank_is_ended_within_its_share_or_with_free_memory(private, share, memories):
+    found = most_above(private, share, memories)
     if found:
         gpu, overuse = found
         assert overuse == Overuse(private[gpu], share)
         assert share < overuse.peak == max(private.values())
-        assert any(level.used > 0.95 * level.limit for level in levels)
-    elif any(level.nearly_full for level in levels):
+        assert any(memory.used > 0.95 * memory.limit for memory in memories)
+    elif any(memory.nearly_full for memory in memories):
         assert all(used <= share for used in private.values())
 
 
@@ -227,7 +227,7 @@ def test_a_process_above_its_share_is_found_if_the_sum_is_high(hoard):
 
 
 def test_no_share_is_larger_than_the_machine_allows():
-    assert MemoryWatch(2**50, 4)._share <= machine_level().limit // 4
+    assert MemoryWatch(2**50, 4)._share <= machine_memory().limit // 4
 
 
 def test_files_of_the_process_alone_are_removed(tmp_path):

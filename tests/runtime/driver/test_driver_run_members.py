@@ -88,7 +88,7 @@ def test_the_pace_of_others_is_not_a_members_rate(tmp_path, sharing, rate):
     trainer.write("epoch", **encode(epoch), evaluate_s=0.1)
     driver.write("task_ended", member="a", exit_code=0, reason="told", description="told")
     assert samples_left(members) == {"a": 200}
-    assert members.left()["a"].rates[1] == rate
+    assert members.workloads()["a"].rates[1] == rate
 
 
 def members_in(folder, *names, sharing="none"):
@@ -118,7 +118,7 @@ def members_in(folder, *names, sharing="none"):
 
 
 def samples_left(members):
-    return {name: workload.samples_left for name, workload in members.left().items()}
+    return {name: workload.samples_left for name, workload in members.workloads().items()}
 
 
 @given(st.floats(-10, 1e6), st.integers(0, 150), st.floats(0, 1e6))
