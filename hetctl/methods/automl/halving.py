@@ -184,7 +184,7 @@ class Asha(Method):
                     return replace(history.trials[number], epochs=more)
         return None
 
-    def _going_on(self, history: TrialHistory) -> Trial | None:
+    def _next_to_continue(self, history: TrialHistory) -> Trial | None:
         """Return the first trial that goes on after its report and has not been asked for since."""
         more = dict(pairwise(self.epochs))
         losses: dict[int, list[float]] = defaultdict(list)
@@ -205,6 +205,6 @@ VARIANTS: Mapping[str, Callable[[Asha, TrialHistory], Trial | None]] = {
         history, EARLY_FACTOR if len(history.trials) < asha.trials else 1
     ),
     PROMOTION: Asha._promoted,
-    STOPPING: Asha._going_on,
+    STOPPING: Asha._next_to_continue,
 }
 """Choice of the trial to go on, by variant."""

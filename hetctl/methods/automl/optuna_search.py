@@ -45,7 +45,7 @@ class OptunaSource:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        with _refusing(SAMPLERS, self.sampler):
+        with _refuse_optuna_errors(SAMPLERS, self.sampler):
             self._try_out()
 
     def _try_out(self) -> None:
@@ -169,7 +169,7 @@ class Pruned(Method):
 
     def __post_init__(self) -> None:
         at_least(1, trials=self.trials, epochs=self.epochs, every=self.every)
-        with _refusing(PRUNERS, self.pruner):
+        with _refuse_optuna_errors(PRUNERS, self.pruner):
             self._try_out()
 
     def _try_out(self) -> None:
@@ -194,7 +194,7 @@ class Pruned(Method):
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
         """Return the first trial to go on, or a new one."""
         if history not in _KEPT:
-            _KEPT[history] = _Verdicts(self)
+            _KEPT[history] = _PrunerDecisions(self)
         ended = _KEPT[history].catch_up(history)
         for trial in history.trials:
             loss = history.rung(trial.epochs)[trial.number]
@@ -206,7 +206,7 @@ class Pruned(Method):
         return None
 
 
-class _Verdicts:
+class _PrunerDecisions:
     """Decisions of a pruner on a history's reports, each final on arrival."""
 
     def __init__(self, method: Pruned) -> None:
@@ -240,8 +240,8 @@ class _Verdicts:
             self._study.tell(trial, state=TrialState.PRUNED)
 
 
-_KEPT: WeakKeyDictionary[TrialHistory, _Verdicts] = WeakKeyDictionary()
-"""Verdicts by history, kept so that each decision is made once."""
+_KEPT: WeakKeyDictionary[TrialHistory, _PrunerDecisions] = WeakKeyDictionary()
+"""Decisions by history, kept so that each decision is made once."""
 
 
 def optuna_for(user: str) -> Any:
@@ -296,12 +296,12 @@ def _optuna_part(kind: str, name: str, options: Mapping[str, Any], seed: int = 0
         else value
         for key, value in options.items()
     }
-    with _refusing(kind, name, f"its options are {', '.join(known)}"):
+    with _refuse_optuna_errors(kind, name, f"its options are {', '.join(known)}"):
         return made(**{**seeded, **given})
 
 
 @contextmanager
-def _refusing(
+def _refuse_optuna_errors(
     kind: str, name: str, hint: str = "change its options, or install what it imports"
 ) -> Iterator[None]:
     """Refuse a sampler or pruner if Optuna raises an error in the block, and hide its warnings."""

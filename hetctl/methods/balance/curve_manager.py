@@ -24,7 +24,7 @@ RECENT = 32
 """Number of latest iterations stored individually."""
 LAUNCH_UNSURE = 0.3
 """Relative uncertainty of the prior launch overhead, as a share of the iteration time."""
-BEND = 0.1
+CURVATURE = 0.1
 """Relative deviation of a curve from its line at e times the batch; it grows with the squared logarithm."""
 LEAST_RISE = 0.05
 """Least rise of time in per cent for 1 % more samples, at the largest measured batch. As launching takes
@@ -34,14 +34,14 @@ LAUNCH_SHARE = 0.3
 """Assumed share of launch overhead in the first iteration, until the curve shows it."""
 LEAST_GAIN = 0.01
 """Least share of the iteration time that new batches have to save."""
-SURE = 0.5
+MIN_SAVING_ERRORS = 0.5
 """Least number of standard errors of the slowest worker's time that they have to save, too."""
 GROWTH_LIMITS = (1.15, 2.0, math.inf)
 """Limits of growth. A batch grows at most to the size that would take this multiple of the slowest worker's
 present time if time were proportional to it. A higher limit is tried only if a lower one saves too little."""
 NEGLIGIBLE = 1e-9
 """Share of memory that counts as none; also the tolerance of rounding errors in samples."""
-PLAUSIBLE = 3.0
+CLIP_DEVIATIONS = 3.0
 """Standard deviations at which a measurement's deviation is clipped."""
 
 OUTLIER = 5.0
@@ -96,7 +96,7 @@ class CurveManager(BatchSizeManager):
         deviation = np.hypot(self._noise.deviation, expected.error)
         self._noise.observe(off / deviation)
         new = self._changes.observe(off / deviation)
-        limit = PLAUSIBLE * deviation
+        limit = CLIP_DEVIATIONS * deviation
         # A single outlier would bend the curve; after a real change `restart` uses the measured times.
         self._history.add(batches, seconds, expected.seconds * np.exp(np.clip(off, -limit, limit)))
         self._history.restart(new)
@@ -116,7 +116,9 @@ class CurveManager(BatchSizeManager):
         present = self._fit(now)
         self._launch = present.lines.launch
         slowest = int(present.seconds.argmax())
-        enough = present.seconds[slowest] * (1 - max(LEAST_GAIN, SURE * float(present.error[slowest])))
+        enough = present.seconds[slowest] * (
+            1 - max(LEAST_GAIN, MIN_SAVING_ERRORS * float(present.error[slowest]))
+        )
         # Half the saving is enough here: lines near the present batches underestimate distant savings.
         if present.lines.seconds(self._split(present, most)).max() > (enough + present.seconds[slowest]) / 2:
             self._warn_of_late(present)
@@ -216,7 +218,7 @@ def fit_lines(history: StepTimeHistory, near: Values, noise: Values, launch: Val
     launch : array of shape (workers,)
         Prior launch overhead in seconds.
     """
-    bend = BEND * np.log(history.batches / near[:, None]) ** 2
+    bend = CURVATURE * np.log(history.batches / near[:, None]) ** 2
     weight = history.counts / (noise[:, None] ** 2 + history.counts * bend**2) / history.seconds**2
     by_batch, total = weight * history.batches, weight.sum(axis=1)
     middle = by_batch.sum(axis=1)

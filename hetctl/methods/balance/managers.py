@@ -139,7 +139,7 @@ class GpuManager(BatchSizeManager):
         if not faster:
             return self.batches  # as in a tie
         if self.batches[straggler] <= self._step:
-            self._stop_at(straggler)
+            self._warn_or_refine(straggler)
         elif not able:
             self._enter_finer()  # others may hold a few samples more
         elif self._always_faster(leader, straggler):
@@ -171,7 +171,7 @@ class GpuManager(BatchSizeManager):
         self._least_gap = min(self._least_gap, gap)
         return gap > CHANGED * self._least_gap
 
-    def _stop_at(self, straggler: int) -> None:
+    def _warn_or_refine(self, straggler: int) -> None:
         """Move nothing, and warn that training is faster without the worker (lines 8 and 9).
 
         Steps for large batches, which are not the paper's, first become smaller.
