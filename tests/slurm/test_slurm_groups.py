@@ -16,7 +16,7 @@ from workbench import ProjectFolder, wait_for
 
 from hetctl.runtime.data.node_exchange import NodeStream
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.runtime.worker.member_trainer import RANKS as RANKS_GENERATORS
+from hetctl.runtime.worker.member_trainer import GENERATORS
 from hetctl.storage.paths import member_folder
 from hetctl.storage.progress_fold import events_in
 
@@ -61,7 +61,7 @@ def test_a_group_on_two_nodes_equals_one_rank_with_larger_batch(slurm_cluster, t
     seed = zlib.crc32(b"5/m")
     (one,), _ = train_on(framework, 1, RANKS * BATCH, CONFIG, tmp_path, samples=SAMPLES, seed=seed)
     group = CheckpointFolder(member_folder(project.home.checkpoints, "wide-001", "m")).load().arrays
-    others = {f"{RANKS_GENERATORS}{rank}" for rank in range(1, RANKS)}
+    others = {f"{GENERATORS}{rank}" for rank in range(1, RANKS)}
     assert group.keys() == one.keys() | others
     for name, array in one.items():
         np.testing.assert_allclose(group[name], array, rtol=2e-4, atol=2e-5, err_msg=name)

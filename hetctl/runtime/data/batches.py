@@ -34,13 +34,13 @@ class StepBalancer(Protocol):
     def batch_size(self) -> int:
         """Samples of this rank in a full chunk."""
 
-    def before_step(self, wish: int, left: int) -> int:
-        """Return rank 0's wish; for `GO_ON`, set the sizes of this step, equal on every rank.
+    def before_step(self, decision: int, left: int) -> int:
+        """Return rank 0's decision; for `GO_ON`, set the sizes of this step, equal on every rank.
 
         Parameters
         ----------
-        wish : int
-            Wish of this rank: `GO_ON`, `STOP` or `PAUSE`; only that of rank 0 counts.
+        decision : int
+            Decision of this rank: `GO_ON`, `STOP` or `PAUSE`; only that of rank 0 counts.
         left : int
             Samples of the epoch that are left.
         """
@@ -197,11 +197,11 @@ class Batches:
         return decision != GO_ON
 
     def _decision(self) -> int:
-        wish = STOP if self._should_stop() else PAUSE if self._should_pause() else GO_ON
+        decision = STOP if self._should_stop() else PAUSE if self._should_pause() else GO_ON
         if self._balancer is None:
-            return int(self._group.broadcast(wish))
+            return int(self._group.broadcast(decision))
         before = self._balancer.sizes
-        decision = self._balancer.before_step(wish, self._loader.samples - self.position)
+        decision = self._balancer.before_step(decision, self._loader.samples - self.position)
         if decision == GO_ON and self._balancer.sizes != before:
             self._loader.split(self._balancer.sizes)
         return decision

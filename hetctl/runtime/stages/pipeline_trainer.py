@@ -41,7 +41,7 @@ from hetctl.runtime.worker.step_clock import EpochClock
 from hetctl.runtime.worker.tensorboard import stage_figures
 from hetctl.runtime.worker.training import (
     restart_time,
-    run_shown,
+    run_reporting,
     sample_sharing,
     trainer_fields,
 )
@@ -350,7 +350,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
             saver=saver,
             worker_names=spec.worker_names,
         )
-        run_shown(trainer, context, trainer.figures_of)
+        run_reporting(trainer, context, trainer.figures_of)
     # After the barrier every rank has sent its last wave to this rank's server.
     group.barrier_and_close()
     server.close()

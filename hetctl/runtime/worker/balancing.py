@@ -86,9 +86,9 @@ class Balancer:
     def restore(self, state: Arrays) -> None:
         """Have the manager continue with rank 0's state, if it suits the group."""
 
-    def before_step(self, wish: int, left: int) -> int:  # noqa: ARG002
-        """Exchange times and sizes, and start the step's timer; return rank 0's wish."""
-        decision, sizes = self._group.broadcast(self._answer(wish, self._reports()))
+    def before_step(self, decision: int, left: int) -> int:  # noqa: ARG002
+        """Exchange times and sizes, and start the step's timer; return rank 0's decision."""
+        decision, sizes = self._group.broadcast(self._answer(decision, self._reports()))
         if decision:
             return int(decision)
         self.sizes = tuple(sizes)
@@ -96,8 +96,8 @@ class Balancer:
         self._timer.begin(self._step)
         return GO_ON
 
-    def _answer(self, wish: int, reports: Sequence[StepReport]) -> Any:  # noqa: ARG002
-        """Send the times to rank 0; return its wish and the sizes of the next step."""
+    def _answer(self, decision: int, reports: Sequence[StepReport]) -> Any:  # noqa: ARG002
+        """Send the times to rank 0; return its decision and the sizes of the next step."""
         self._group.report(reports)
 
     def _reports(self) -> list[StepReport]:
@@ -160,14 +160,14 @@ class LeadingBalancer(Balancer):
         self._seen: dict[int, dict[int, StepReport]] = {}
         self._ranks: tuple[RankShare, ...] = ()
 
-    def before_step(self, wish: int, left: int) -> int:
+    def before_step(self, decision: int, left: int) -> int:
         """Exchange times and sizes, and note the start of a step whose time counts."""
-        decision = super().before_step(wish, left)
+        decision = super().before_step(decision, left)
         if decision == GO_ON and self._step > WARM_UP and left >= sum(self.sizes):
             self._begun[self._step] = self.sizes
         return decision
 
-    def _answer(self, wish: int, reports: Sequence[StepReport]) -> Any:
+    def _answer(self, decision: int, reports: Sequence[StepReport]) -> Any:
         settings = self._start.settings
         if self._manager is None and (settings.mode == ON or self._types_differ):
             self._begin("several types of GPU" if self._types_differ else "balance: on")
@@ -177,7 +177,7 @@ class LeadingBalancer(Balancer):
                     self._seen.setdefault(report[0], {})[rank] = report
         for step in sorted(step for step, seen in self._seen.items() if len(seen) == self._group.size):
             self._finish(step)
-        return wish, self._next_sizes
+        return decision, self._next_sizes
 
     def shares(self) -> tuple[RankShare, ...]:
         """Return the parts of the ranks in the last iteration that all ranks have reported."""
@@ -282,19 +282,19 @@ def _drift_reason(ranks: Sequence[RankShare]) -> str:
 LINES_EVERY_S = 1.0
 """Seconds between two writes to the log."""
 LONGEST_LINE = 2**20
-WHOLE_BYTES = 2**26
+FULL_LOG_BYTES = 2**26
 """Size of a log beyond which it leaves iterations out."""
 SIZES_EVERY_S = 10.0
 """Least seconds between two events about sizes: some managers change sizes in each step."""
 
 
-def interval(size_bytes: int, whole_bytes: int = WHOLE_BYTES) -> int:
+def logging_interval(size_bytes: int, full_log_bytes: int = FULL_LOG_BYTES) -> int:
     """Return n for a log of this size: it gets one of n iterations.
 
     At first it gets all, then one of 16, and half as many with each further eighth of the first size. So ten
     million iterations with lines of 1 KB take 120 MB, and the log hardly grows beyond.
     """
-    beyond = (size_bytes - whole_bytes) * 8 // whole_bytes
+    beyond = (size_bytes - full_log_bytes) * 8 // full_log_bytes
     return 1 if beyond < 0 else 16 << min(beyond, 10)
 
 
@@ -303,13 +303,13 @@ class BalanceLog:
 
     Parameters
     ----------
-    whole_bytes : int
+    full_log_bytes : int
         Size of the file beyond which iterations are left out.
     """
 
-    def __init__(self, path: Path, whole_bytes: int = WHOLE_BYTES) -> None:
+    def __init__(self, path: Path, full_log_bytes: int = FULL_LOG_BYTES) -> None:
         self._path = path
-        self._whole_bytes = whole_bytes
+        self._full_log_bytes = full_log_bytes
         self._size_bytes = path.stat().st_size if path.exists() else 0
         self._lines: list[str] = []
         self._is_whole = False
@@ -317,7 +317,7 @@ class BalanceLog:
 
     def add(self, record: ManagerStart | LoggedIteration) -> None:
         """Add a record, unless the log is too long; the file gets it within about `LINES_EVERY_S`."""
-        every = interval(self._size_bytes, self._whole_bytes)
+        every = logging_interval(self._size_bytes, self._full_log_bytes)
         if isinstance(record, ManagerStart) or record.number % every == 0:
             self._lines.append(json_line(record))
             self._size_bytes += len(self._lines[-1])

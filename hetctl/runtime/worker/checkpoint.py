@@ -189,7 +189,7 @@ class Inherited:
     epochs: int
 
 
-def _patient(
+def _with_patience(
     method: Callable[Concatenate[CheckpointFolder, P], T],
 ) -> Callable[Concatenate[CheckpointFolder, P], T]:
     """Repeat a method while the file system does not answer, within the folder's patience."""
@@ -215,7 +215,7 @@ class CheckpointFolder:
         self._patience = patience
         self._invalid: set[str] = set()
 
-    @_patient
+    @_with_patience
     def save(
         self,
         arrays: Arrays,
@@ -248,7 +248,7 @@ class CheckpointFolder:
         self._finish(manifest, since)
         return manifest
 
-    @_patient
+    @_with_patience
     def save_part(self, arrays: Arrays, state: TrainingState, part: int) -> ArrayFile:
         """Write the arrays of a pipeline's stage; they count after `join_parts`.
 
@@ -266,7 +266,7 @@ class CheckpointFolder:
         file = self._write_arrays(PART.format(_name_of(state), part), arrays, state)
         return replace(file, names=tuple(arrays))
 
-    @_patient
+    @_with_patience
     def join_parts(self, parts: Sequence[ArrayFile], state: TrainingState) -> Manifest:
         """Write the manifest for parts on the disk; delete all but the last two checkpoints."""
         file = f"{_name_of(state)}.json"
@@ -320,7 +320,7 @@ class CheckpointFolder:
         except (FileNotFoundError, ValueError):
             return set()
 
-    @_patient
+    @_with_patience
     def load(
         self,
         fits: Callable[[TrainingState], bool] = lambda _: True,
@@ -351,7 +351,7 @@ class CheckpointFolder:
                 return Loaded(arrays, manifest.state, tuple(invalid), shards)
         return Loaded(None, TrainingState(), tuple(invalid))
 
-    @_patient
+    @_with_patience
     def newest_state(self, fits: Callable[[TrainingState], bool] = lambda _: True) -> TrainingState:
         """Return the state of the newest checkpoint without its arrays; a fresh state if there is none.
 

@@ -39,7 +39,7 @@ Settings = tuple[Member, int]
 
 OpenPartition = tuple[ArraySource, ArraySource]
 
-MOST_WAITING = 3
+MAX_UNSAVED_STATES = 3
 """Most states that may wait: they occupy the node's memory until they are written."""
 POLL_S = 0.1
 """Seconds between two heartbeats of a rank that waits for the writing of a state."""
@@ -307,7 +307,7 @@ class StateSaver:
         """
         self.check()
         self._waiting.append(self._pool.submit(self._write, unsaved))
-        while len(self._waiting) > MOST_WAITING:
+        while len(self._waiting) > MAX_UNSAVED_STATES:
             if wait([self._waiting[0]], POLL_S).done:
                 self._waiting.popleft()
             heartbeat()

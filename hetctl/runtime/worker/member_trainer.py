@@ -37,7 +37,7 @@ ACCESSES = "visits/"
 """Prefix of a checkpoint's arrays with the state of `SampleAccesses`."""
 SCORES = "scores/"
 """Prefix of the sums for the metrics of an unfinished evaluation of a member that hops."""
-RANKS = "generators_of_rank/"
+GENERATORS = "generators_of_rank/"
 """Prefix, before the rank, of the states of other ranks' generators, each a JSON text."""
 
 
@@ -46,7 +46,7 @@ def own_arrays(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
     return {
         name: array
         for name, array in arrays.items()
-        if not name.startswith((BALANCE, ACCESSES, SCORES, RANKS))
+        if not name.startswith((BALANCE, ACCESSES, SCORES, GENERATORS))
     }
 
 
@@ -275,9 +275,9 @@ class MemberTrainer(ABC):
             print(f"checkpoint {name} is damaged and is not used", flush=True)
         if loaded.arrays is None:
             if self.has_saved():
-                raise lost_checkpoints(self.member.name, self.checkpoints.path, loaded.invalid)
+                raise lost_checkpoints_error(self.member.name, self.checkpoints.path, loaded.invalid)
             return
-        check_part(self.member.name, loaded.state)
+        reject_partial_hop_epoch(self.member.name, loaded.state)
         self.state = loaded.state
         if self.checkpoints.is_of_parent(loaded.state):
             # A mutant's learning rate is its own, not the parent's as scaled for the parent's GPUs.
@@ -410,7 +410,7 @@ def _is_not_after(order: tuple[int, ...], state: TrainingState) -> bool:
     return state.order <= order
 
 
-def lost_checkpoints(member: str, folder: Path, damaged: Sequence[str]) -> BadInputError:
+def lost_checkpoints_error(member: str, folder: Path, damaged: Sequence[str]) -> BadInputError:
     """Return the error of a trained member all of whose checkpoints are damaged.
 
     Parameters
@@ -462,7 +462,7 @@ def check_finite(metrics: Mapping[str, float], after: str) -> None:
             raise BadInputError(f"{name} is {value} after the {after}: training diverged")
 
 
-def check_part(member: str, state: TrainingState) -> None:
+def reject_partial_hop_epoch(member: str, state: TrainingState) -> None:
     """Reject a state in the middle of an epoch that visits partitions one after another.
 
     Raises

@@ -33,7 +33,7 @@ from hetctl.runtime.worker.hardware import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import (
     ACCESSES,
     BALANCE,
-    RANKS,
+    GENERATORS,
     MemberTrainer,
     StopSignal,
     load_together,
@@ -80,17 +80,17 @@ class Trainer(MemberTrainer):
     accesses: SampleAccesses | None = None
 
     def _restore_arrays(self, arrays: Arrays) -> None:
-        managed = under(BALANCE, arrays)
+        managed = with_prefix(BALANCE, arrays)
         if managed and self.balancer is not None:
             self.balancer.restore(managed)
-        before = under(ACCESSES, arrays)
+        before = with_prefix(ACCESSES, arrays)
         if before and self.accesses is not None:
             self.accesses.restore(before)
         elif self.state.part_samples:
-            self._continue_otherwise(before, self.state.part_samples, self.state.part_order)
+            self._continue_in_other_order(before, self.state.part_samples, self.state.part_order)
         self.network.restore(own_arrays(arrays))
 
-    def _continue_otherwise(self, accesses: Arrays, done: int, order: Order) -> None:
+    def _continue_in_other_order(self, accesses: Arrays, done: int, order: Order) -> None:
         """Continue an epoch that now draws samples in another way: by accesses, or in a given order.
 
         Samples are drawn by accesses if nodes lack partitions. Data without partitions has its own order,
@@ -105,7 +105,7 @@ class Trainer(MemberTrainer):
     def _restore_generators(self, arrays: Arrays) -> None:
         super()._restore_generators(arrays)
         # Ranks that the last group did not have keep rank 0's.
-        text = arrays.get(f"{RANKS}{self.group.rank}")
+        text = arrays.get(f"{GENERATORS}{self.group.rank}")
         if text is not None:
             of_process, of_framework = json.loads(text.tobytes())
             set_random_state(of_process)
@@ -193,7 +193,8 @@ class Trainer(MemberTrainer):
         states = self.network.gather([random_state(), self.network.generators()])
         others = enumerate(states[1:], 1) if self.group.rank == 0 else ()
         return {
-            f"{RANKS}{rank}": np.frombuffer(json.dumps(state).encode(), np.uint8) for rank, state in others
+            f"{GENERATORS}{rank}": np.frombuffer(json.dumps(state).encode(), np.uint8)
+            for rank, state in others
         }
 
 
@@ -219,7 +220,7 @@ class ShardedTrainer(Trainer):
         return loaded
 
 
-def under(prefix: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
+def with_prefix(prefix: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
@@ -247,7 +248,7 @@ def train(assignment: Assignment, context: WorkerContext) -> None:
         made = ShardedTrainer if fields["member"].shard else Trainer
         trainer = made(**fields, balancer=balancer, accesses=accesses)
         shares = tuple if balancer is None else balancer.shares
-        run_shown(trainer, context, lambda _: rank_figures(shares()), shares)
+        run_reporting(trainer, context, lambda _: rank_figures(shares()), shares)
     built.group.barrier_and_close()
 
 
@@ -289,7 +290,7 @@ def restart_time(assignment: Assignment, context: WorkerContext) -> float | None
     return time.time() if context.has_data else None
 
 
-def run_shown(
+def run_reporting(
     trainer: MemberTrainer,
     context: WorkerContext,
     figures: Figures,

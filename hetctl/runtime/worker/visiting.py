@@ -33,7 +33,7 @@ from hetctl.runtime.worker.member_trainer import (
     StopSignal,
     check_finite,
     check_metrics,
-    lost_checkpoints,
+    lost_checkpoints_error,
     own_arrays,
     random_state,
     refuse_early_end,
@@ -41,7 +41,7 @@ from hetctl.runtime.worker.member_trainer import (
 )
 from hetctl.runtime.worker.messages import Assignment, TrainingSpec
 from hetctl.runtime.worker.tensorboard import TensorBoardWriter
-from hetctl.runtime.worker.training import under
+from hetctl.runtime.worker.training import with_prefix
 from hetctl.storage.paths import tensorboard_file
 
 POLL_S = 0.001
@@ -153,9 +153,9 @@ class Visitor:
             return None
         self._measured["waited_s"] = stopwatch.lap()
         network, state = self._restore(start, loaders[0].sample)
-        self._sums = under(SCORES, start[0] or {})
+        self._sums = with_prefix(SCORES, start[0] or {})
         self._measured["restore_s"] = stopwatch.lap()
-        after = PASSES[self._visit.evaluates](self, network, state, loaders)
+        after = WORK_BY_PASS[self._visit.evaluates](self, network, state, loaders)
         if after is None:
             return None
         stopwatch.lap()
@@ -196,7 +196,7 @@ class Visitor:
         for name in loaded.invalid:
             print(f"checkpoint {name} is damaged and is not used", flush=True)
         if loaded.arrays is None and wanted is not None and wanted >= 0:
-            raise lost_checkpoints(self._member.name, self._checkpoints.path, loaded.invalid)
+            raise lost_checkpoints_error(self._member.name, self._checkpoints.path, loaded.invalid)
         return loaded.arrays, loaded.state
 
     def _restore(self, start: StartState, sample: Samples) -> tuple[TrainableNetwork, TrainingState]:
@@ -287,7 +287,7 @@ class Visitor:
         check_finite(metrics, "evaluation")
         after = self._merged(state, metrics, validation.samples)
         self._measured |= {"samples": validation.samples, "train_s": seconds}
-        self._sums = added(network.metric_sums(), self._sums if state.evaluating else {})
+        self._sums = add_arrays(network.metric_sums(), self._sums if state.evaluating else {})
         if len(after.visited) < self._count:
             return after
         means = {name: total / after.scored for name, total in after.scores.items()}
@@ -341,12 +341,12 @@ class Visitor:
         self._resources.networks.keep(self._member, self._group.size, network, size_bytes)
 
 
-def added(sums: Arrays, more: Arrays) -> Arrays:
+def add_arrays(sums: Arrays, more: Arrays) -> Arrays:
     """Return the sums, each with what `more` adds to it."""
     return {name: array + more[name] if name in more else array for name, array in sums.items()}
 
 
-PASSES = {False: Visitor._train, True: Visitor._evaluate}
+WORK_BY_PASS = {False: Visitor._train, True: Visitor._evaluate}
 """Work of a visit, by whether it evaluates."""
 
 

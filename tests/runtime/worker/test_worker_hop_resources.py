@@ -16,7 +16,7 @@ from hetctl.model.ensemble import Member, Partitions
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Manifest, TrainingState
 from hetctl.runtime.worker.hop_resources import (
-    MOST_WAITING,
+    MAX_UNSAVED_STATES,
     KeptNetworks,
     OpenPartitions,
     StateSaver,
@@ -174,7 +174,7 @@ def unsaved(folder: CheckpointFolder, number: int, reports: list[int]) -> Unsave
 
 def test_states_are_written_in_their_order(tmp_path: Path) -> None:
     folder, saver, reports = SlowDisk(tmp_path), StateSaver(), list[int]()
-    for number in range(MOST_WAITING):
+    for number in range(MAX_UNSAVED_STATES):
         saver.save(unsaved(folder, number, reports))
     assert (saver.is_busy, reports) == (True, [])
     folder.may_write.set()
@@ -192,7 +192,7 @@ def test_a_rank_waits_while_too_many_states_do(tmp_path: Path) -> None:
         signs.append(len(reports))
         folder.may_write.set()
 
-    for number in range(MOST_WAITING):
+    for number in range(MAX_UNSAVED_STATES):
         saver.save(unsaved(folder, number, reports), sign)
     assert signs == []
     saver.save(unsaved(folder, 3, reports), sign)

@@ -14,7 +14,7 @@ from tiny_networks import MODULES, functions_of
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.training_settings import STEPS, CheckpointInterval
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.runtime.worker.member_trainer import RANKS
+from hetctl.runtime.worker.member_trainer import GENERATORS
 
 pytestmark = pytest.mark.training
 MEMBER = Member(
@@ -25,7 +25,7 @@ MEMBER = Member(
 
 
 def states_of(arrays):
-    return {name: json.loads(arrays[name].tobytes()) for name in arrays if name.startswith(RANKS)}
+    return {name: json.loads(arrays[name].tobytes()) for name in arrays if name.startswith(GENERATORS)}
 
 
 @pytest.mark.parametrize("framework", MODULES)
@@ -49,12 +49,12 @@ def test_other_numbers_of_ranks_begin_with_the_states_there_are(tmp_path):
     of_two = states_of(two)
     folder = CheckpointFolder(tmp_path / "group" / "checkpoints")
     state = folder.newest_state()
-    assert of_two.keys() == {f"{RANKS}1"}
-    assert of_two[f"{RANKS}1"][0] != state.random_state
+    assert of_two.keys() == {f"{GENERATORS}1"}
+    assert of_two[f"{GENERATORS}1"][0] != state.random_state
     three, _ = train(3, (0,))
     of_three = states_of(three)
-    assert of_three[f"{RANKS}1"] == of_two[f"{RANKS}1"]
-    assert of_three[f"{RANKS}2"][0] == state.random_state
+    assert of_three[f"{GENERATORS}1"] == of_two[f"{GENERATORS}1"]
+    assert of_three[f"{GENERATORS}2"][0] == state.random_state
     one, _ = train(1, (0,))
     assert states_of(one) == {}
     assert folder.newest_state().random_state == state.random_state
