@@ -123,12 +123,12 @@ def random_crop_and_flip(size: int) -> Augment:
         top = int(rng.integers(height - size + 1))
         left = int(rng.integers(width - size + 1))
         crop = array[top : top + size, left : left + size]
-        return mirrored(crop) if rng.random() < 0.5 else crop
+        return flip_horizontal(crop) if rng.random() < 0.5 else crop
 
     return augment
 
 
-def mirrored(image: Array) -> Array:
+def flip_horizontal(image: Array) -> Array:
     """Return an image with left and right exchanged.
 
     Taking whole rows, channel by channel, is several times faster than copying a reversed view.

@@ -18,9 +18,9 @@ from typing import SupportsFloat
 
 from hetctl.model.training_settings import ANSWER_VARIABLE, PROGRESS_VARIABLE, RESUME_VARIABLE, STOP_VARIABLE
 
-PART_EVERY_S = 0.25
+REPORT_INTERVAL_S = 0.25
 """Seconds between two reports within an epoch; those in between are dropped."""
-LONGEST_ANSWER_S = 5.0
+ANSWER_TIMEOUT_S = 5.0
 """Seconds to wait for an answer: the node may be busy, or another process may have read the answer."""
 
 
@@ -113,7 +113,7 @@ class _Sent:
         """Return true if the last report within an epoch is long enough ago."""
         if now < self._next_part:
             return False
-        self._next_part = now + PART_EVERY_S
+        self._next_part = now + REPORT_INTERVAL_S
         return True
 
     def count(self, *, judged: bool) -> None:
@@ -124,7 +124,7 @@ class _Sent:
 
     def await_answer(self, descriptor: int) -> None:
         """Wait until all lines up to the last awaited one are answered."""
-        limit = time.monotonic() + LONGEST_ANSWER_S
+        limit = time.monotonic() + ANSWER_TIMEOUT_S
         while self._answered < self._awaited:
             if not _readable(descriptor, limit - time.monotonic()) or not (answers := _read(descriptor)):
                 self._answered = self._awaited

@@ -33,7 +33,7 @@ MOST_PENDING = 128
 """Most connections of a listener whose handshakes are not complete."""
 PENDING_SHARE = 8
 """Connections without a complete handshake take at most one in so many of a process's descriptors."""
-FAIR_S = 0.25
+MIN_HANDSHAKE_S = 0.25
 """Seconds before a connection whose handshake has begun may be dropped for a newer one."""
 UNANSWERED_MS = 60_000
 """Milliseconds without acknowledgement after which a connection breaks: a lost node closes nothing."""
@@ -119,7 +119,7 @@ class Connection:
         """Return the descriptor that is readable when data have arrived."""
         return self._end.fileno()
 
-    def limit_silence(self, seconds: float | None) -> None:
+    def set_timeout(self, seconds: float | None) -> None:
         """Fail sends, and reads that have begun, with TimeoutError after some seconds; None: never.
 
         Without a limit, a read from a node that is switched off never ends.
@@ -231,14 +231,14 @@ def _closed_if_lost() -> Iterator[None]:
     except ConnectionError:
         raise
     except OSError as error:
-        # A timeout of `limit_silence` has no errno.
+        # A timeout of `set_timeout` has no errno.
         if isinstance(error, TimeoutError) and error.errno is None:
             raise
         raise ConnectionResetError(f"the connection is lost: {error.strerror}") from error
 
 
 @dataclass(eq=False)
-class _Stranger:
+class _PendingConnection:
     """Connection whose handshake is not complete.
 
     Parameters
@@ -247,17 +247,17 @@ class _Stranger:
         Time of its acceptance, by the monotonic clock.
     tls : TlsSession or None
         Encryption, for a peer on another machine.
-    heard : int
+    bytes_received : int
         Number of bytes that have arrived.
-    said : bytes
+    handshake : bytes
         Handshake so far.
     """
 
     end: socket.socket
     since: float
     tls: TlsSession | None
-    heard: int = 0
-    said: bytes = b""
+    bytes_received: int = 0
+    handshake: bytes = b""
 
     def listen(self, key: str) -> Any:
         """Read what has arrived; return the peer's name once the handshake is complete.
@@ -268,14 +268,14 @@ class _Stranger:
             If it is no process of the job.
         """
         most = BLOCK_BYTES
-        if self.tls and not self.tls.is_proven and not (most := MOST_UNPROVEN_BYTES - self.heard):
+        if self.tls and not self.tls.is_proven and not (most := MOST_UNPROVEN_BYTES - self.bytes_received):
             raise ValueError(f"a TLS handshake of more than {MOST_UNPROVEN_BYTES} bytes")
         data = self.end.recv(most)
         if not data:
             raise ConnectionResetError("it has closed the connection")
-        self.heard += len(data)
-        self.said += data if self.tls is None else self._decrypted(data, self.tls)
-        return read_handshake(self.said, key)
+        self.bytes_received += len(data)
+        self.handshake += data if self.tls is None else self._decrypted(data, self.tls)
+        return read_handshake(self.handshake, key)
 
     def _decrypted(self, data: bytes, tls: TlsSession) -> bytes:
         if tls.is_proven:
@@ -320,9 +320,9 @@ class Listener:
         self.address = Address(host or socket.gethostname(), port, key, name)
         self._accepted: queue.Queue[tuple[Any, Connection]] = queue.Queue()
         # The oldest first: all have the same time limit.
-        self._strangers: dict[_Stranger, None] = {}
+        self._pending: dict[_PendingConnection, None] = {}
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most_strangers = max(1, min(MOST_PENDING, descriptors // PENDING_SHARE))
+        self._most_pending = max(1, min(MOST_PENDING, descriptors // PENDING_SHARE))
         self._closed = False
         self._thread = threading.Thread(target=self._answer, name="listener", daemon=True)
         self._thread.start()
@@ -357,26 +357,28 @@ class Listener:
             for each in self._sockets:
                 selector.register(each, selectors.EVENT_READ)
             while not self._closed:
-                oldest = next(iter(self._strangers), None)
+                oldest = next(iter(self._pending), None)
                 left = None if oldest is None else oldest.since + self._handshake_s - time.monotonic()
                 ready = [key for key, _ in selector.select(None if left is None else max(0.0, left))]
-                for stranger in filter(None, (key.data for key in ready)):
-                    self._advance(stranger, selector)
+                for pending in filter(None, (key.data for key in ready)):
+                    self._advance(pending, selector)
                 now = time.monotonic()
-                for stranger in [one for one in self._strangers if now > one.since + self._handshake_s]:
-                    self._drop(stranger, selector)
+                for pending in [one for one in self._pending if now > one.since + self._handshake_s]:
+                    self._drop(pending, selector)
                 for each in self._sockets:
                     if any(key.fileobj is each for key in ready):
                         self._accept(each, selector)
-            for stranger in list(self._strangers):
-                self._drop(stranger, selector)
+            for pending in list(self._pending):
+                self._drop(pending, selector)
 
     def _accept(self, at: socket.socket, selector: selectors.BaseSelector) -> None:
         """Accept a connection, if there is room for it."""
         now = time.monotonic()
-        if len(self._strangers) >= self._most_strangers:
+        if len(self._pending) >= self._most_pending:
             # Processes of the job speak at once: drop the oldest connection that is silent or slow.
-            idle = (one for one in self._strangers if not one.heard or now > one.since + FAIR_S)
+            idle = (
+                one for one in self._pending if not one.bytes_received or now > one.since + MIN_HANDSHAKE_S
+            )
             if (last := next(idle, None)) is None:
                 time.sleep(ACCEPT_PAUSE_S)
                 return
@@ -394,31 +396,31 @@ class Listener:
             end.close()
             return
         tls = _tls(self._identity, is_server=True) if self._identity and not is_local else None
-        stranger = _Stranger(end, now, tls)
-        self._strangers[stranger] = None
-        selector.register(end, selectors.EVENT_READ, stranger)
+        pending = _PendingConnection(end, now, tls)
+        self._pending[pending] = None
+        selector.register(end, selectors.EVENT_READ, pending)
 
-    def _advance(self, stranger: _Stranger, selector: selectors.BaseSelector) -> None:
+    def _advance(self, pending: _PendingConnection, selector: selectors.BaseSelector) -> None:
         """Read more of a handshake; accept the connection if it is complete, drop it if it is wrong."""
         try:
-            if (name := stranger.listen(self.address.key)) is None:
+            if (name := pending.listen(self.address.key)) is None:
                 return
-            connection = Connection(stranger.end, stranger.tls)
-            stranger.end.setblocking(True)
+            connection = Connection(pending.end, pending.tls)
+            pending.end.setblocking(True)
             connection.send(True)
         except BlockingIOError:
             return
         except (OSError, ValueError):
-            self._drop(stranger, selector)
+            self._drop(pending, selector)
             return
-        selector.unregister(stranger.end)
-        del self._strangers[stranger]
+        selector.unregister(pending.end)
+        del self._pending[pending]
         self._accepted.put((name, connection))
 
-    def _drop(self, stranger: _Stranger, selector: selectors.BaseSelector) -> None:
-        selector.unregister(stranger.end)
-        del self._strangers[stranger]
-        stranger.end.close()
+    def _drop(self, pending: _PendingConnection, selector: selectors.BaseSelector) -> None:
+        selector.unregister(pending.end)
+        del self._pending[pending]
+        pending.end.close()
 
 
 def connect(address: Address, name: Any, timeout_s: float, identity: JobIdentity | None = None) -> Connection:
@@ -518,13 +520,13 @@ def _prove(end: socket.socket, tls: TlsSession) -> None:
 def _accepted(connection: Connection, key: str, name: Any) -> Connection:
     """Send the handshake, and wait for the answer; OSError if it does not come."""
     try:
-        connection.limit_silence(HANDSHAKE_S)
+        connection.set_timeout(HANDSHAKE_S)
         connection.send(key)
         connection.send(name)
         if connection.receive(HANDSHAKE_S) is not True:
             raise ConnectionAbortedError("another program listens there")
         # Timeouts stay with the socket, and would end later waits.
-        connection.limit_silence(None)
+        connection.set_timeout(None)
     except BaseException as error:
         connection.close()
         if isinstance(error, ValueError):

@@ -85,12 +85,12 @@ def test_bytes_that_end_early_are_an_error(pair):
 def test_silence_is_limited_where_it_is_asked_for(pair):
     one, other = pair
     one.send_bytes(memoryview(b"abc"))
-    other.limit_silence(0.05)
+    other.set_timeout(0.05)
     with pytest.raises(TimeoutError):
         other.receive_bytes(memoryview(bytearray(4)))
     other.send("value")
     assert one.receive(PATIENCE_S) == "value"
-    one.limit_silence(0.05)
+    one.set_timeout(0.05)
     with pytest.raises(TimeoutError):
         one.send_bytes(memoryview(bytes(2**26)))
 

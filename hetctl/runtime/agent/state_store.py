@@ -128,7 +128,7 @@ class StateStore:
 
     def _send(self, name: str, connection: Connection) -> None:
         """Send the length of a state and its bytes; only -1 if it is missing."""
-        connection.limit_silence(self._silent_s)
+        connection.set_timeout(self._silent_s)
         with suppress(OSError):
             try:
                 with _file_in(self.folder, name).open("rb") as file:
@@ -160,7 +160,7 @@ class StateStore:
     def _copy(self, target: Path, name: str, address: Address) -> int:
         """Copy a state into a file; return its length in bytes."""
         connection = connect(address, name, self._silent_s, self._identity)
-        connection.limit_silence(self._silent_s)
+        connection.set_timeout(self._silent_s)
         temporary = target.with_name(f".{name}.{secrets.token_hex(4)}")
         try:
             size_bytes = int(connection.receive(self._silent_s))
@@ -189,7 +189,7 @@ class StateStore:
 
 
 def _send_blocks(data: memoryview, connection: Connection) -> None:
-    # By blocks, since `limit_silence` limits each send as a whole (socket.sendall).
+    # By blocks, since `set_timeout` limits each send as a whole (socket.sendall).
     for start in range(0, len(data), BLOCK_BYTES):
         connection.send_bytes(data[start : start + BLOCK_BYTES])
 
