@@ -10,7 +10,7 @@ from pathlib import Path
 from hetctl.model.interpreter import frozen_afterwards, skip_last_collections
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import decode
-from hetctl.runtime.data.batches import Batches, held_out_batches
+from hetctl.runtime.data.batches import Batches, validation_batches
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sources import as_sources
@@ -52,7 +52,7 @@ def follow(ensemble, visits, path_of, cores):
                 network = framework.build(member, functions, Group(), sample)
             if evaluates:
                 stream = Stream(len(validation), member.rows_evaluated, UNSHUFFLED)
-                network.evaluate(held_out_batches(ArrayLoader(validation, stream), epoch, lambda: None))
+                network.evaluate(validation_batches(ArrayLoader(validation, stream), epoch, lambda: None))
             else:
                 trained += 1
                 loader = ArrayLoader(training, Stream(len(training), member.batch_size, member.seed))

@@ -28,7 +28,7 @@ from hetctl.runtime.data.sources import MapSource
 
 SAMPLES = 200
 PATIENCE_S = 60.0
-AHEAD = 24
+PREFETCH_SAMPLES = 24
 FORK = get_context("fork")
 CODE = Path(__file__).parents[1]
 
@@ -39,7 +39,7 @@ from hetctl.runtime.data import loaders, node_exchange
 from hetctl.runtime.data.sharing import node_folder
 folder = Path(sys.argv[1]).parent
 node_folder.MEMORY = folder / "memory"
-loaders.AHEAD = {AHEAD}
+loaders.PREFETCH_SAMPLES = {PREFETCH_SAMPLES}
 node_exchange.load_framework = lambda name: types.SimpleNamespace(prepare=lambda cores, device, seed: None)
 (folder / f"leader-{{os.environ['OMPI_COMM_WORLD_RANK']}}").write_text(str(os.getpid()))
 sys.exit(node_exchange.main())

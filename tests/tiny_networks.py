@@ -11,7 +11,7 @@ import numpy as np
 import ranks
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
-from hetctl.runtime.data.batches import Batches, held_out_batches
+from hetctl.runtime.data.batches import Batches, validation_batches
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.round_inputs import InputShare
@@ -93,7 +93,7 @@ def train_rank(number, framework, gpus, batch, config, folder, samples, train_fn
         most = member.micro_batch_size
         batches = Batches(loader, epoch, 0, rank.group, lambda: False, balancer=balancer, most=most)
         loss = rank.network.train(batches)
-    metrics = rank.network.evaluate(held_out_batches(rank.validation, 1, lambda: None))
+    metrics = rank.network.evaluate(validation_batches(rank.validation, 1, lambda: None))
     np.savez(folder / f"{gpus}-{number}.npz", **rank.network.save())
     (folder / f"{gpus}-{number}.json").write_text(json.dumps([loss, metrics]))
     rank.group.barrier_and_close()

@@ -27,7 +27,7 @@ from hetctl.model.serialization import decode, encode
 from hetctl.partitions import read
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data import state_file
-from hetctl.runtime.data.batches import Batches, held_out_batches
+from hetctl.runtime.data.batches import Batches, validation_batches
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
@@ -92,14 +92,14 @@ def follow(ensemble, member, parts, visits, out):
         network.scale_learning_rate(gpus / scale)
         scale = gpus
         if evaluates:
-            network.evaluate(held_out_batches(held_out[number], epoch, lambda: None))
+            network.evaluate(validation_batches(held_out[number], epoch, lambda: None))
             continue
         done += 1
         last = done % len(parts) == 0
         training = loader_of(loaded[number][0], member, member.seed, gpus)
         network.train(Batches(training, epoch, 0, Group(), lambda: False, is_last=last))
         if last:
-            metrics.append(network.evaluate(held_out_batches(whole, epoch, lambda: None)))
+            metrics.append(network.evaluate(validation_batches(whole, epoch, lambda: None)))
     np.savez(out, **network.save())
     Path(f"{out}.json").write_text(json.dumps(metrics))
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from tables import Figure, Table
 
-from hetctl.runtime.data.sharing.ring import Ring, Shape
+from hetctl.runtime.data.sharing.ring import Ring, RingShape
 
 BATCH_BYTES = 6_000_000
 BATCHES, SLOTS, ROUNDS = 200, 8, 7
@@ -48,7 +48,7 @@ def rounds(count: int = ROUNDS, batches: int = BATCHES) -> list[Round]:
     copies = [np.zeros(BATCH_BYTES, np.uint8) for _ in range(SLOTS)]
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
         path = Path(folder) / "ring"
-        with Ring.create(path, Shape(SLOTS, BATCH_BYTES, 1), TIMEOUT_S) as ring:
+        with Ring.create(path, RingShape(SLOTS, BATCH_BYTES, 1), TIMEOUT_S) as ring:
             context = multiprocessing.get_context("fork")
             arrived = context.Semaphore(0)
             reader = context.Process(target=_read, args=(path, batches, count + 1, arrived), daemon=True)

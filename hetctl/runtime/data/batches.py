@@ -278,7 +278,7 @@ class TrainingData:
             yield samples
 
 
-def held_out_batches(
+def validation_batches(
     loader: Loader, epoch: int, on_step: Callable[[], None]
 ) -> Iterator[tuple[Samples, int]]:
     """Yield a rank's batches of the validation samples, each with its number of samples, which may be 0.

@@ -183,7 +183,7 @@ class CachedSource:
         return SampleStore(self._path, self.spec, len(self), self._name)
 
 
-class HeldOutSource:
+class ValidationSource:
     """Validation samples with the same random part in every evaluation of every member."""
 
     def __init__(self, source: SampleSource) -> None:
@@ -209,7 +209,7 @@ def open_validation(
     source: Source, sharing: Sharing, stack: ExitStack, heartbeat: Callable[[], None] = lambda: None
 ) -> OpenLoader:
     """Start the preparation of validation samples, as `open_pipeline` does for training samples."""
-    held_out = source if isinstance(source, WITHOUT_STORE) else HeldOutSource(source)
+    held_out = source if isinstance(source, WITHOUT_STORE) else ValidationSource(source)
     return open_pipeline(held_out, sharing, stack, "validation", heartbeat)
 
 

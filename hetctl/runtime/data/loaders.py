@@ -22,18 +22,18 @@ from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.data.preprocessors import FILE_SYSTEM, Preprocessors
 from hetctl.runtime.data.round_inputs import Lockstep
 from hetctl.runtime.data.sampler import Chunk, Numbers, Order, Stream, epoch_order, moved, reassigned
-from hetctl.runtime.data.sharing.ring import Ring, RingTimeoutError, Shape
-from hetctl.runtime.data.sharing.ring_writer import await_exchange, exchange_serves
+from hetctl.runtime.data.sharing.ring import Ring, RingShape, RingTimeoutError
+from hetctl.runtime.data.sharing.ring_writer import await_exchange, leader_fills
 from hetctl.runtime.data.sources import Array, ArraySource
 
 Samples = tuple[Array, Array]
 Batch = tuple[Samples, Chunk]
 
-AHEAD = 2048
+PREFETCH_SAMPLES = 2048
 """Samples that are prepared ahead, as in FLEET's queues (section 5)."""
 RING_BYTES = 2**28
 LEAST_SLOTS = 3
-MOST_MOVED = 0.1
+MAX_MOVED_SHARE = 0.1
 """Largest share of a chunk that may move between ranks before their preprocessors begin anew."""
 
 
@@ -205,7 +205,7 @@ class PreprocessorPool:
         """
         slot_bytes = self.preprocessors.spec.slot_bytes(max(1, stream.split[stream.rank]))
         slots = max(1 - 2 * (-largest // stream.chunk), slots_of(stream.chunk, slot_bytes))
-        shape = Shape(slots, slot_bytes, readers)
+        shape = RingShape(slots, slot_bytes, readers)
         return Ring.create(self.folder / name, shape, self.timeouts.lockstep_s)
 
     def own_ring(self, stream: Stream) -> Ring:
@@ -264,8 +264,8 @@ class RingLoader(StreamLoader):
     """Views of batches in a ring that only this rank's preprocessors fill, and only this rank reads.
 
     The preprocessors run ahead of the trainer. When sizes change, each rank keeps what is prepared, and
-    itself prepares the few samples that move to it. A change of more than `MOST_MOVED` begins a new ring with
-    the new sizes.
+    itself prepares the few samples that move to it. A change of more than `MAX_MOVED_SHARE` begins a new ring
+    with the new sizes.
     """
 
     def __init__(self, stream: Stream, pool: PreprocessorPool) -> None:
@@ -292,7 +292,7 @@ class RingLoader(StreamLoader):
     def _next(self) -> Batch:
         planned = self._running.at(self._position)
         # If many samples move between ranks, prepared ones are of little use.
-        if moved(self._running.split, self._stream.split) > MOST_MOVED * self._stream.chunk:
+        if moved(self._running.split, self._stream.split) > MAX_MOVED_SHARE * self._stream.chunk:
             self._begin(planned.order, planned.start)
             planned = self._running.at(0)
         assert self._ring is not None
@@ -396,7 +396,7 @@ class LockstepLoader(StreamLoader):
 
         Return true if a leader fills it.
         """
-        if self._has_leaders and not exchange_serves(self._path):
+        if self._has_leaders and not leader_fills(self._path):
             self._has_leaders = False
             self._fill_by(self._pool)
         needs_help = time.perf_counter() - waiting_since > self._pool.waits.help_s
@@ -445,5 +445,5 @@ class LockstepLoader(StreamLoader):
 
 
 def slots_of(chunk: int, slot_bytes: int) -> int:
-    """Return the number of chunks prepared ahead: `AHEAD` samples, in `RING_BYTES` of memory."""
-    return max(LEAST_SLOTS, min(-(-AHEAD // chunk), RING_BYTES // slot_bytes))
+    """Return the number of chunks prepared ahead: `PREFETCH_SAMPLES` samples, in `RING_BYTES` of memory."""
+    return max(LEAST_SLOTS, min(-(-PREFETCH_SAMPLES // chunk), RING_BYTES // slot_bytes))

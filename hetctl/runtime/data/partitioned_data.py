@@ -277,7 +277,7 @@ class PartitionedData:
         """
         found = [set(numbers) for numbers in all_gather(group, sorted(self.training))]
         wanted = sorted(set.union(*found)) if partial else range(self.settings.count)
-        homes = homes_of(found, wanted, self.settings.described)
+        homes = assign_partitions(found, wanted, self.settings.described)
         if all(here.issuperset(wanted) for here in found):
             everything, held_out = self._all
             streams = streams_of(member, len(everything), len(held_out), rank_info.rank, rank_info.size)
@@ -351,7 +351,7 @@ def joined(sources: Iterable[ArraySource]) -> ArraySource:
     return ArraySource(np.concatenate(every_x), np.concatenate(every_y), "partitioned")
 
 
-def homes_of(found: Sequence[Collection[int]], wanted: Sequence[int], paths: str) -> tuple[int, ...]:
+def assign_partitions(found: Sequence[Collection[int]], wanted: Sequence[int], paths: str) -> tuple[int, ...]:
     """Return the rank that holds each partition: of all that can read it, the one with the fewest so far.
 
     Parameters

@@ -21,14 +21,14 @@ Numbers = npt.NDArray[np.int64]
 Levels = Counter[int]
 """Number of a worker's samples by their accesses."""
 
-MOST_APART = 2
+MAX_ACCESS_GAP = 2
 """Largest difference of the accesses of two samples (footnote 5: "gap of traversal times bounded by 2")."""
 GAP = 1.0
 """Gap between two workers' mean accesses from which samples migrate in the background. A worker's own samples
-differ by up to one access, so that `MOST_APART` holds while they are sent."""
+differ by up to one access, so that `MAX_ACCESS_GAP` holds while they are sent."""
 STEPS_TO_SEND = 16
-"""Steps from the start of a migration until its target draws the samples, or fewer if `MOST_APART` requires.
-A fixed number, so that training does not depend on the time of sending."""
+"""Steps from the start of a migration until its target draws the samples, or fewer if `MAX_ACCESS_GAP`
+requires it. A fixed number, so that training does not depend on the time of sending."""
 
 
 @dataclass(frozen=True)
@@ -210,14 +210,16 @@ class SampleAccesses:
         return self._begin(migration, self._steps + STEPS_TO_SEND) if migration else ()
 
     def _urgent(self, counts: Sequence[int]) -> Migration | None:
-        """Return a migration that keeps accesses within `MOST_APART` after this step; None: not needed."""
+        """Return a migration that keeps accesses within `MAX_ACCESS_GAP` after this step; None: no need."""
         after = [_accessed(levels, count) for levels, count in zip(self._levels, counts, strict=True)]
         least = min(map(min, after))
-        # A sample with `MOST_APART` more accesses than another must not be drawn. Older gaps, after data have
-        # moved to other nodes, do not count.
+        # A sample with `MAX_ACCESS_GAP` more accesses than another must not be drawn. Older gaps, after data
+        # have moved to other nodes, do not count.
         above = [
             sum(
-                count - before[accesses] for accesses, count in later.items() if accesses > least + MOST_APART
+                count - before[accesses]
+                for accesses, count in later.items()
+                if accesses > least + MAX_ACCESS_GAP
             )
             for before, later in zip(self._levels, after, strict=True)
         ]

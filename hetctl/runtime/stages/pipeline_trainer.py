@@ -15,7 +15,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.pipelines import PipelineLayout, StageReport, WaveRecord
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_settings import EVERY_EPOCH
-from hetctl.runtime.data.batches import held_out_batches
+from hetctl.runtime.data.batches import validation_batches
 from hetctl.runtime.data.input_pipeline import refuse_own_batches
 from hetctl.runtime.data.loaders import Batch, Loader
 from hetctl.runtime.data.named_arrays import refuse_named
@@ -183,7 +183,7 @@ class PipelineTrainer(MemberTrainer):
     def _evaluate(self, number: int) -> dict[str, float]:
         feed = None
         if self.stage.is_first:
-            feed = held_out_batches(self.validation, number, self.heartbeat)
+            feed = validation_batches(self.validation, number, self.heartbeat)
         scores, count = self.stage.evaluate(feed)
         gathered = [one for one in all_gather(self.group, [scores, count]) if one[1]]
         total = sum(count for _, count in gathered)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from hetctl.model.training_progress import RankShare
 from hetctl.model.training_settings import OFF
-from hetctl.runtime.data.batches import Batches, StepBalancer, held_out_batches
+from hetctl.runtime.data.batches import Batches, StepBalancer, validation_batches
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import ArrayLoader, Loader, Samples
 from hetctl.runtime.data.partitioned_data import PartitionLoader
@@ -168,7 +168,7 @@ class Trainer(MemberTrainer):
         return batches.paused
 
     def _evaluate(self, number: int) -> dict[str, float]:
-        return self.network.evaluate(held_out_batches(self.validation, number, self.heartbeat))
+        return self.network.evaluate(validation_batches(self.validation, number, self.heartbeat))
 
     def _end_epoch(self, metrics: Mapping[str, float]) -> None:
         self.network.end_epoch(metrics)

@@ -18,7 +18,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.hops import StateSaved, Visit, VisitEnd
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.data import state_file
-from hetctl.runtime.data.batches import Batches, held_out_batches
+from hetctl.runtime.data.batches import Batches, validation_batches
 from hetctl.runtime.data.loaders import ArrayLoader, Samples
 from hetctl.runtime.data.sampler import streams_of
 from hetctl.runtime.frameworks import TrainableNetwork
@@ -298,7 +298,7 @@ class Visitor:
 
     def _until_stopped(self, validation: ArrayLoader) -> Iterator[tuple[Samples, int]]:
         """Yield validation batches until told to stop, but at least one: metrics are means."""
-        batches = held_out_batches(validation, self._visit.training_epoch, self._context.heartbeat)
+        batches = validation_batches(validation, self._visit.training_epoch, self._context.heartbeat)
         for number, batch in enumerate(batches):
             if number and self._stop():
                 return

@@ -10,7 +10,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from led_round import AHEAD, PATIENCE_S, SAMPLES, LedRound, Rows, orders, wait_until
+from led_round import PATIENCE_S, PREFETCH_SAMPLES, SAMPLES, LedRound, Rows, orders, wait_until
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.profile import PreprocessPoint
@@ -19,8 +19,8 @@ from hetctl.runtime.data.node_exchange import NodeStream, node_here, preprocesso
 from hetctl.runtime.data.preprocessors import Preprocessors
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sharing import node_folder
-from hetctl.runtime.data.sharing.ring import Ring, Shape
-from hetctl.runtime.data.sharing.ring_writer import RingWriter, announce, await_exchange, exchange_serves
+from hetctl.runtime.data.sharing.ring import Ring, RingShape
+from hetctl.runtime.data.sharing.ring_writer import RingWriter, announce, await_exchange, leader_fills
 
 needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no Open MPI on this machine")
 
@@ -36,7 +36,7 @@ def play(tmp_path, monkeypatch):
 
     (tmp_path / "memory").mkdir()
     monkeypatch.setattr(node_folder, "MEMORY", tmp_path / "memory")
-    monkeypatch.setattr(loaders, "AHEAD", AHEAD)
+    monkeypatch.setattr(loaders, "PREFETCH_SAMPLES", PREFETCH_SAMPLES)
     yield make
     for one in made:
         one.stop()
@@ -127,10 +127,10 @@ def test_readers_continue_where_a_lost_leader_ended(play, number, request):
     crew.lead()
     crew.start_all(epochs=2, pause_s=0.01)
     wait_until(lambda: all(read.value > 80 for read in crew.read.values()))
-    assert exchange_serves(crew.ring("n1"))
-    assert exchange_serves(crew.ring("n2"))
+    assert leader_fills(crew.ring("n1"))
+    assert leader_fills(crew.ring("n2"))
     os.kill(crew.leader(1), number)
-    wait_until(lambda: not (exchange_serves(crew.ring("n1")) or exchange_serves(crew.ring("n2"))))
+    wait_until(lambda: not (leader_fills(crew.ring("n1")) or leader_fills(crew.ring("n2"))))
     assert crew.ended()[0] != 0
     lockstep = crew.inputs.lockstep_on("n1")
     alone = Preprocessors(Rows(), 2)
@@ -149,8 +149,8 @@ def test_a_sample_that_cannot_be_prepared_ends_the_exchange(play):
     code, output = crew.ended()
     assert code != 0
     assert "sample 77 is rotten" in output
-    assert not exchange_serves(crew.ring("n1"))
-    assert not exchange_serves(crew.ring("n2"))
+    assert not leader_fills(crew.ring("n1"))
+    assert not leader_fills(crew.ring("n2"))
 
 
 @needs_mpi
@@ -189,7 +189,7 @@ def test_arrays_need_no_leaders(play):
 def writer(tmp_path):
     """Return a writer to a ring of three slots for one reader, who is awaited for a moment, and its path."""
     path = tmp_path / "r.ring"
-    Ring.create(path, Shape(3, 8, 1), 0.3).close()
+    Ring.create(path, RingShape(3, 8, 1), 0.3).close()
     return RingWriter(path), path
 
 
@@ -204,7 +204,7 @@ def test_a_late_reader_may_fill_the_ring_its_leader_has_left(writer):
     for position in range(5):
         deliver(writer, position)
     assert writer.left
-    assert not exchange_serves(path)
+    assert not leader_fills(path)
     with Ring(path) as late:
         assert late.register_reader(0) == 0
         assert [late.read(position, 0.0)[0] for position in range(3)] == [0, 1, 2]
@@ -219,9 +219,9 @@ def test_a_leader_leaves_a_ring_with_another_producer(writer):
     assert writer.buffer(0) is not None
     assert other.claim(0.0) == 1
     assert writer.buffer(1) is not None  # where nobody reads; what is on its way to the ring still arrives
-    assert exchange_serves(path)
+    assert leader_fills(path)
     deliver(writer, 0)
-    assert not exchange_serves(path)
+    assert not leader_fills(path)
     assert reader.read(0, 0.0).tolist() == [0] * 8
     assert other.claim(1.0) == 2  # which the leader had claimed by mistake
 
@@ -271,12 +271,12 @@ def test_the_node_of_a_leader_follows_slurm_or_its_rank(monkeypatch):
 
 def test_a_ring_is_served_from_the_announcement_to_the_end(tmp_path):
     ring = tmp_path / "r.ring"
-    Ring.create(ring, Shape(2, 8, 1), 1.0)
+    Ring.create(ring, RingShape(2, 8, 1), 1.0)
     assert not await_exchange(ring, 0.1)
     service = announce(ring)
-    assert exchange_serves(ring)
+    assert leader_fills(ring)
     assert await_exchange(ring, 0.0)
     service.close()
-    assert not exchange_serves(ring)
+    assert not leader_fills(ring)
     assert not await_exchange(ring, PATIENCE_S)  # it has been there: nobody waits for it any more
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r.ring", "r.ring.leader"]

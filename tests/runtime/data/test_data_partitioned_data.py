@@ -14,7 +14,7 @@ from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS
 from hetctl.runtime.data.partitioned_data import (
     HeldSamples,
     PartitionLoader,
-    homes_of,
+    assign_partitions,
     load_partitions,
     partition_paths,
 )
@@ -79,14 +79,14 @@ def test_paths_have_variables_of_the_node(tmp_path, monkeypatch):
     ],
 )
 def test_each_partition_has_one_home(found, homes):
-    assert homes_of(found, range(4), "p") == homes
+    assert assign_partitions(found, range(4), "p") == homes
 
 
 def test_missing_partitions_are_named():
     with pytest.raises(BadInputError, match="partitions 1, 3 of /d are on none of the nodes of this group"):
-        homes_of([{0}, {2}], range(4), "/d")
+        assign_partitions([{0}, {2}], range(4), "/d")
     with pytest.raises(BadInputError, match="rank 2 of 3 has no partition of /d"):
-        homes_of([{0}, {1}, {1}], range(2), "/d")
+        assign_partitions([{0}, {1}, {1}], range(2), "/d")
 
 
 def test_a_node_without_partitions_is_refused(tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.sample_accesses import (
-    MOST_APART,
+    MAX_ACCESS_GAP,
     STEPS_TO_SEND,
     Migration,
     SampleAccesses,
@@ -93,7 +93,7 @@ def test_accesses_of_any_two_samples_differ_by_two_at_most(held, sizes, seed):
             assert (holder[samples] == worker).all()
         counts = counted(accesses, draws)
         assert accesses.extremes == (counts.min(), counts.max())
-        assert counts.max() - counts.min() <= MOST_APART
+        assert counts.max() - counts.min() <= MAX_ACCESS_GAP
         assert min(accesses.held) >= 1
 
 

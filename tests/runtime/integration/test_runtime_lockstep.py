@@ -30,7 +30,7 @@ QUICK = LoaderWaits(check_s=0.1, help_s=0.2)
 @pytest.fixture(autouse=True)
 def memory(tmp_path, monkeypatch):
     monkeypatch.setattr(node_folder, "MEMORY", tmp_path / "memory")
-    monkeypatch.setattr(loaders, "AHEAD", 24)
+    monkeypatch.setattr(loaders, "PREFETCH_SAMPLES", 24)
     (tmp_path / "memory").mkdir()
     return tmp_path / "memory"
 

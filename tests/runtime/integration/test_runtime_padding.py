@@ -7,7 +7,7 @@ import pytest
 from tiny_networks import seed_all
 
 from hetctl.model.ensemble import Member
-from hetctl.runtime.data.batches import Batches, TrainingData, held_out_batches, pad, weights_of
+from hetctl.runtime.data.batches import Batches, TrainingData, pad, validation_batches, weights_of
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sources import ArraySource
@@ -46,7 +46,7 @@ def train(network, epochs=3):
     for epoch in range(1, epochs + 1):
         for start, stop in ((0, 2 * BATCH), (2 * BATCH, SAMPLES)):
             loss = network.train(part_of(training, epoch, start, stop))
-        results.append((loss, network.evaluate(held_out_batches(held_out, epoch, lambda: None))))
+        results.append((loss, network.evaluate(validation_batches(held_out, epoch, lambda: None))))
     return results
 
 

@@ -77,7 +77,7 @@ class Cursors:
         return [number for number, word in enumerate(self.readers) if word <= passed and passed > 0]
 
 
-def choose(cursors: Cursors, held: Collection[int], awaiting: bool) -> int | str | None:
+def next_claim(cursors: Cursors, held: Collection[int], awaiting: bool) -> int | str | None:
     """Return the position that a producer may claim, or why there is none yet; None if none will be.
 
     Unfinished positions of dead producers come first, since all readers need them first. While no reader is
@@ -126,7 +126,7 @@ class RingTimeoutError(HetctlError):
 
 
 @dataclass(frozen=True)
-class Shape:
+class RingShape:
     """Fixed dimensions of a ring.
 
     Parameters
@@ -200,7 +200,7 @@ class Ring:
         self._taken: set[int] = set()
 
     @classmethod
-    def create(cls, path: Path, shape: Shape, join_timeout_s: float) -> Ring:
+    def create(cls, path: Path, shape: RingShape, join_timeout_s: float) -> Ring:
         """Open a ring; the first process creates it atomically.
 
         Parameters
@@ -252,11 +252,11 @@ class Ring:
         while True:
             # First without locks, which cost system calls: all producers are taken to be alive here.
             cursors = self._cursors()
-            outcome = choose(cursors, cursors.unpublished(), self._awaiting)
+            outcome = next_claim(cursors, cursors.unpublished(), self._awaiting)
             if not isinstance(outcome, str) or time.monotonic() >= next_check:
                 next_check = time.monotonic() + CHECK_EVERY_S
                 with self._turn(wait):
-                    outcome = self._choice()
+                    outcome = self._next_claim()
                     outcome = self._hold(outcome) if isinstance(outcome, int) else outcome
             if not isinstance(outcome, str):
                 return outcome
@@ -265,7 +265,7 @@ class Ring:
     def is_neglected(self) -> bool:
         """Return true if a position could be claimed now, but no process has claimed it."""
         with self._turn(_Waiting(self._path, TURN_TIMEOUT_S)):
-            return isinstance(self._choice(), int)
+            return isinstance(self._next_claim(), int)
 
     @property
     def newest(self) -> int:
@@ -275,7 +275,7 @@ class Ring:
     def is_in_preparation(self) -> bool:
         """Return true if a position is claimed, or could be; false while readers keep all slots."""
         with self._turn(_Waiting(self._path, TURN_TIMEOUT_S)):
-            return isinstance(self._choice(), int) or bool(self._cursors().unpublished())
+            return isinstance(self._next_claim(), int) or bool(self._cursors().unpublished())
 
     def buffer(self, position: int) -> Bytes:
         """Return the slot of a position that this object has claimed: an array of `slot_bytes` bytes."""
@@ -373,11 +373,11 @@ class Ring:
         start = self.shape.data_start + position % self.shape.slots * self.shape.stride
         return np.frombuffer(self._memory, np.uint8, size, start)
 
-    def _choice(self) -> int | str | None:
+    def _next_claim(self) -> int | str | None:
         self._drop_dead_readers()
         cursors = self._cursors()
         held = {position for position in cursors.unpublished() if self._is_held(position)}
-        return choose(cursors, held, self._awaiting)
+        return next_claim(cursors, held, self._awaiting)
 
     def _drop_dead_readers(self) -> None:
         cursors = self._cursors()
@@ -466,11 +466,11 @@ def _whole_pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
-def _read(path: Path, memory: memoryview) -> tuple[Shape, memoryview[int]]:
+def _read(path: Path, memory: memoryview) -> tuple[RingShape, memoryview[int]]:
     """Return the shape of a ring, and its memory as words."""
     if not len(memory) % PAGE:
         words = memory.cast("Q")
         magic, slots, slot_bytes, readers = words[:AWAITED_UNTIL]
-        if magic == MAGIC and (shape := Shape(slots, slot_bytes, readers)).bytes == len(memory):
+        if magic == MAGIC and (shape := RingShape(slots, slot_bytes, readers)).bytes == len(memory):
             return shape, words
     raise BadInputError(f"{path} is no ring, or one of another version of hetctl")

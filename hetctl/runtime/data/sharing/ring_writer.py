@@ -93,7 +93,7 @@ def announce(ring: Path) -> ByteLocks:
     return locks
 
 
-def exchange_serves(ring: Path) -> bool:
+def leader_fills(ring: Path) -> bool:
     """Return true if a living leader fills the ring."""
     try:
         locks = ByteLocks(_file(ring))
@@ -110,7 +110,7 @@ def await_exchange(ring: Path, timeout_s: float) -> bool:
     limit = time.monotonic() + timeout_s
     while not _file(ring).exists() and time.monotonic() < limit:
         time.sleep(POLL_S)
-    return exchange_serves(ring)
+    return leader_fills(ring)
 
 
 def _file(ring: Path) -> Path:

@@ -20,7 +20,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.profile import Hardware, ProfilePoint, shape_digest
 from hetctl.model.serialization import encode
 from hetctl.perf.step_times import Mark, ScriptPace, is_measured, script_pace
-from hetctl.runtime.data.batches import Batches, held_out_batches
+from hetctl.runtime.data.batches import Batches, validation_batches
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import Batch, Loader
 from hetctl.runtime.data.round_inputs import InputShare
@@ -245,7 +245,7 @@ def _timed_evaluation(
     built: BuiltMember, epoch: int, context: WorkerContext
 ) -> tuple[float, dict[str, float]]:
     began = time.perf_counter()
-    metrics = built.network.evaluate(held_out_batches(built.validation, epoch, context.heartbeat))
+    metrics = built.network.evaluate(validation_batches(built.validation, epoch, context.heartbeat))
     return time.perf_counter() - began, metrics
 
 

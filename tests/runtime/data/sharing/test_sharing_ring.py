@@ -23,9 +23,9 @@ from hetctl.runtime.data.sharing.ring import (
     LEFT,
     Cursors,
     Ring,
+    RingShape,
     RingTimeoutError,
-    Shape,
-    choose,
+    next_claim,
 )
 
 PATIENCE_S = 60.0
@@ -112,7 +112,7 @@ def sleep_forever():
 
 @pytest.mark.parametrize(("slots", "producers", "readers"), [(1, 1, 1), (3, 2, 2), (8, 3, 3)])
 def test_every_reader_sees_every_position_in_order(path, slots, producers, readers):
-    Ring.create(path, Shape(slots, SLOT_BYTES, readers), PATIENCE_S)
+    Ring.create(path, RingShape(slots, SLOT_BYTES, readers), PATIENCE_S)
     reading = [Child(read, path, number, 50) for number in range(readers)]
     producing = [Child(produce, path, 50) for _ in range(producers)]
     assert [child.result() for child in reading] == [stream(0, 50)] * readers
@@ -120,14 +120,14 @@ def test_every_reader_sees_every_position_in_order(path, slots, producers, reade
 
 
 def test_a_slow_reader_is_not_overtaken(path):
-    Ring.create(path, Shape(2, SLOT_BYTES, 2), PATIENCE_S)
+    Ring.create(path, RingShape(2, SLOT_BYTES, 2), PATIENCE_S)
     reading = [Child(read, path, 0, 20), Child(read, path, 1, 20, 0.01)]
     produce(path, 20)
     assert [child.result() for child in reading] == [stream(0, 20)] * 2
 
 
 def test_a_slow_reader_holds_the_producers_back(path):
-    ours = Ring.create(path, Shape(3, SLOT_BYTES, 2), PATIENCE_S)
+    ours = Ring.create(path, RingShape(3, SLOT_BYTES, 2), PATIENCE_S)
     readers = [Ring(path), Ring(path)]
     assert [reader.register_reader(number) for number, reader in enumerate(readers)] == [0, 0]
     for position in range(3):
@@ -145,7 +145,7 @@ def test_a_slow_reader_holds_the_producers_back(path):
 
 
 def test_positions_published_in_any_order_are_taken_in_order(path):
-    ours = Ring.create(path, Shape(3, SLOT_BYTES, 1), PATIENCE_S)
+    ours = Ring.create(path, RingShape(3, SLOT_BYTES, 1), PATIENCE_S)
     ours.register_reader(0)
     assert [ours.claim(1) for _ in range(3)] == [0, 1, 2]
     fill(ours, 2)
@@ -157,7 +157,7 @@ def test_positions_published_in_any_order_are_taken_in_order(path):
 
 
 def test_a_position_is_kept_until_all_before_it_are_released_too(path):
-    ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
+    ours = Ring.create(path, RingShape(2, SLOT_BYTES, 1), PATIENCE_S)
     ours.register_reader(0)
     for position in range(2):
         ours.claim(1)
@@ -171,7 +171,7 @@ def test_a_position_is_kept_until_all_before_it_are_released_too(path):
 
 
 def test_a_reader_may_pass_positions_over(path):
-    ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
+    ours = Ring.create(path, RingShape(2, SLOT_BYTES, 1), PATIENCE_S)
     ours.register_reader(0)
     producing = Child(produce, path, 6)
     assert ours.read(4, PATIENCE_S).tobytes() == content(4)
@@ -182,7 +182,7 @@ def test_a_reader_may_pass_positions_over(path):
 
 
 def test_bytes_are_read_where_they_were_written(path):
-    ours = Ring.create(path, Shape(1, SLOT_BYTES, 1), PATIENCE_S)
+    ours = Ring.create(path, RingShape(1, SLOT_BYTES, 1), PATIENCE_S)
     ours.register_reader(0)
     ours.claim(1)
     buffer = ours.buffer(0)
@@ -202,7 +202,7 @@ def test_bytes_are_read_where_they_were_written(path):
 
 
 def test_nothing_is_overwritten_before_all_readers_have_joined(path):
-    Ring.create(path, Shape(2, SLOT_BYTES, 2), PATIENCE_S)
+    Ring.create(path, RingShape(2, SLOT_BYTES, 2), PATIENCE_S)
     reading = Child(read, path, 0, 10)
     producing = Child(produce, path, 10)
     assert not producing.has_sent(0.3)
@@ -212,7 +212,7 @@ def test_nothing_is_overwritten_before_all_readers_have_joined(path):
 
 
 def test_a_late_reader_starts_at_the_oldest_position_left(path):
-    ours = Ring.create(path, Shape(3, SLOT_BYTES, 2), 0.0)
+    ours = Ring.create(path, RingShape(3, SLOT_BYTES, 2), 0.0)
     ours.register_reader(0)
     for position in range(7):
         assert ours.claim(1) == position
@@ -227,7 +227,7 @@ def test_a_late_reader_starts_at_the_oldest_position_left(path):
 
 
 def test_without_any_reader_nothing_is_overwritten(path):
-    ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), 0.0)
+    ours = Ring.create(path, RingShape(2, SLOT_BYTES, 1), 0.0)
     for position in range(2):
         ours.claim(1)
         fill(ours, position)
@@ -237,7 +237,7 @@ def test_without_any_reader_nothing_is_overwritten(path):
 
 
 def test_readers_that_leave_are_not_waited_for(path):
-    ours = Ring.create(path, Shape(1, SLOT_BYTES, 2), PATIENCE_S)
+    ours = Ring.create(path, RingShape(1, SLOT_BYTES, 2), PATIENCE_S)
     readers = [Ring(path), Ring(path)]
     for number, reader in enumerate(readers):
         reader.register_reader(number)
@@ -255,7 +255,7 @@ def test_readers_that_leave_are_not_waited_for(path):
 
 
 def test_a_reader_leaving_during_the_check_is_not_counted_dead(path, monkeypatch):
-    ours = Ring.create(path, Shape(1, SLOT_BYTES, 1), PATIENCE_S)
+    ours = Ring.create(path, RingShape(1, SLOT_BYTES, 1), PATIENCE_S)
     reader = Ring(path)
     reader.register_reader(0)
     fill(ours, ours.claim(1))
@@ -278,7 +278,7 @@ def hold(path, number, send):
 
 
 def test_a_killed_reader_is_dropped_and_may_join_again(path):
-    Ring.create(path, Shape(2, SLOT_BYTES, 2), PATIENCE_S)
+    Ring.create(path, RingShape(2, SLOT_BYTES, 2), PATIENCE_S)
     stuck = Child(hold, path, 1)
     reading = Child(read, path, 0, 12)
     producing = Child(produce, path, 12)
@@ -291,7 +291,7 @@ def test_a_killed_reader_is_dropped_and_may_join_again(path):
 
 
 def test_a_ring_is_neglected_with_a_claimable_position(path):
-    ours = Ring.create(path, Shape(1, SLOT_BYTES, 2), PATIENCE_S)
+    ours = Ring.create(path, RingShape(1, SLOT_BYTES, 2), PATIENCE_S)
     ours.register_reader(0)
     assert ours.is_neglected()
     producer = Child(claim_some, path, 1)
@@ -320,7 +320,7 @@ def hold_with_child(path, number, send):
 
 
 def test_a_child_of_a_dead_reader_does_not_keep_its_place(path):
-    ours = Ring.create(path, Shape(1, SLOT_BYTES, 1), PATIENCE_S)
+    ours = Ring.create(path, RingShape(1, SLOT_BYTES, 1), PATIENCE_S)
     ours.claim(1)
     fill(ours, 0)
     stuck = Child(hold_with_child, path, 0)
@@ -338,7 +338,7 @@ def test_a_child_of_a_dead_reader_does_not_keep_its_place(path):
 
 
 def test_a_number_is_one_readers_at_a_time(path):
-    first = Ring.create(path, Shape(1, SLOT_BYTES, 2), PATIENCE_S)
+    first = Ring.create(path, RingShape(1, SLOT_BYTES, 2), PATIENCE_S)
     second = Ring(path)
     first.register_reader(1)
     with pytest.raises(LockedError, match=r"reader 1 of .* exists already"):
@@ -364,7 +364,7 @@ def claim_some(path, positions, send):
 
 
 def test_a_claim_of_a_dead_producer_passes_to_another(path):
-    ours = Ring.create(path, Shape(4, SLOT_BYTES, 1), PATIENCE_S)
+    ours = Ring.create(path, RingShape(4, SLOT_BYTES, 1), PATIENCE_S)
     stuck = Child(claim_some, path, 2)
     assert stuck.result() == [0, 1]
     assert ours.claim(1) == 2
@@ -385,7 +385,7 @@ def take_the_turn(path, send):
 
 
 def test_the_lock_of_claims_times_out_and_dies_with_its_holder(path):
-    ours = Ring.create(path, Shape(1, SLOT_BYTES, 1), PATIENCE_S)
+    ours = Ring.create(path, RingShape(1, SLOT_BYTES, 1), PATIENCE_S)
     holder = Child(take_the_turn, path)
     assert holder.result() == "mine"
     with pytest.raises(RingTimeoutError, match=r"holds the lock of claims, within 0\.1 s"):
@@ -395,7 +395,7 @@ def test_the_lock_of_claims_times_out_and_dies_with_its_holder(path):
 
 
 def test_a_stream_completes_while_producers_are_killed(path):
-    Ring.create(path, Shape(4, SLOT_BYTES, 2), PATIENCE_S)
+    Ring.create(path, RingShape(4, SLOT_BYTES, 2), PATIENCE_S)
     reading = [Child(read, path, 0, 400), Child(read, path, 1, 400, 0.001)]
     for moment in range(12):
         doomed = [Child(produce, path, 400), Child(produce, path, 400)]
@@ -407,7 +407,7 @@ def test_a_stream_completes_while_producers_are_killed(path):
 
 
 def test_a_position_published_during_the_check_is_not_claimed(path, monkeypatch):
-    ours = Ring.create(path, Shape(4, SLOT_BYTES, 1), PATIENCE_S)
+    ours = Ring.create(path, RingShape(4, SLOT_BYTES, 1), PATIENCE_S)
     other = Ring(path)
     other.claim(1)
 
@@ -425,14 +425,14 @@ def test_where_memory_does_not_suffice_the_ring_is_refused(path, monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(BadInputError, match=r"a ring needs .* MiB, and .* MiB free"):
-        Ring.create(path, Shape(4, SLOT_BYTES, 1), PATIENCE_S)
+        Ring.create(path, RingShape(4, SLOT_BYTES, 1), PATIENCE_S)
 
 
 # Misuse
 
 
 def test_operations_without_a_claim_or_seat_are_refused(path):
-    ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
+    ours = Ring.create(path, RingShape(2, SLOT_BYTES, 1), PATIENCE_S)
     ours.claim(1)
     with pytest.raises(BadInputError, match=r"position 0 of .* is not claimed"):
         Ring(path).buffer(0)
@@ -463,7 +463,7 @@ def as_inherited(ours, send):
 
 
 def test_a_forked_child_must_open_the_ring_again(path):
-    ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
+    ours = Ring.create(path, RingShape(2, SLOT_BYTES, 1), PATIENCE_S)
     ours.register_reader(0)
     ours.claim(1)
     assert Child(as_inherited, ours).result() == "refused"
@@ -474,7 +474,7 @@ def test_a_forked_child_must_open_the_ring_again(path):
 def test_a_ring_is_private_and_its_folder_holds_nothing_else(path):
     before = os.umask(0)
     try:
-        Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
+        Ring.create(path, RingShape(2, SLOT_BYTES, 1), PATIENCE_S)
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -488,18 +488,18 @@ def create_and_claim(path, shape, send):
 
 
 def test_concurrent_creators_get_the_same_ring(path):
-    together = [Child(create_and_claim, path, Shape(4, SLOT_BYTES, 1)) for _ in range(4)]
+    together = [Child(create_and_claim, path, RingShape(4, SLOT_BYTES, 1)) for _ in range(4)]
     assert sorted(child.result() for child in together) == [0, 1, 2, 3]
     for child in together:
         child.kill()
 
 
 def test_another_shape_is_refused(path):
-    Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
+    Ring.create(path, RingShape(2, SLOT_BYTES, 1), PATIENCE_S)
     with pytest.raises(BadInputError, match="has another shape"):
-        Ring.create(path, Shape(2, SLOT_BYTES, 2), PATIENCE_S)
+        Ring.create(path, RingShape(2, SLOT_BYTES, 2), PATIENCE_S)
     with pytest.raises(BadInputError, match="at least 1"):
-        Shape(0, SLOT_BYTES, 1)
+        RingShape(0, SLOT_BYTES, 1)
 
 
 @pytest.mark.parametrize("text", [b"", b"x" * 100, bytes(8192), b"hetring2" + b"\x01" * 8184])
@@ -548,14 +548,14 @@ def killed(path, shape, kills, prepare, function, *arguments):
 
 
 def test_a_producer_killed_at_any_line_costs_nothing(path):
-    shape = Shape(4, SLOT_BYTES, 1)
+    shape = RingShape(4, SLOT_BYTES, 1)
     for _ in killed(path, shape, 60, lambda path: Ring.create(path, shape, 0.0), produce, 3):
         produce(path, 4)
         assert read(path, 0, 4) == stream(0, 4)
 
 
 def test_a_reader_killed_at_any_line_does_not_block_others(path):
-    shape = Shape(3, SLOT_BYTES, 2)
+    shape = RingShape(3, SLOT_BYTES, 2)
 
     def three(path):
         with Ring.create(path, shape, 0.0) as ring:
@@ -577,7 +577,7 @@ def create_only(path, shape):
 
 
 def test_a_killed_creator_leaves_a_complete_ring_or_none(path):
-    shape = Shape(2, SLOT_BYTES, 1)
+    shape = RingShape(2, SLOT_BYTES, 1)
     for ours in killed(path, shape, 25, lambda _path: None, create_only, shape):
         fill(ours, ours.claim(1))
         assert read(path, 0, 1) == stream(0, 1)
@@ -601,7 +601,7 @@ class Model:
         return [number for number, word in enumerate(self.readers) if AWAITED < word < DROPPED]
 
     def claim(self, _which):
-        position = choose(self.cursors, self.held, self.awaiting)
+        position = next_claim(self.cursors, self.held, self.awaiting)
         if isinstance(position, int):
             assert position not in self.held
             self.claimed[position % len(self.claimed)] = position + 1
@@ -676,11 +676,11 @@ def test_no_claim_overwrites_needed_positions_or_blocks(slots, readers, steps):
 
 def test_positions_of_a_dead_producer_come_first():
     cursors = Cursors(claimed=[5, 6, 7, 4], published=[5, 2, 7, 4], readers=[6])
-    assert choose(cursors, [], False) == 5
-    assert choose(cursors, [5], False) == 7
-    assert choose(Cursors([5, 6, 7, 8], [5, 2, 7, 8], [6]), [5], False) == 8
+    assert next_claim(cursors, [], False) == 5
+    assert next_claim(cursors, [5], False) == 7
+    assert next_claim(Cursors([5, 6, 7, 8], [5, 2, 7, 8], [6]), [5], False) == 8
 
 
 def test_a_position_skipped_by_readers_is_still_awaited():
     cursors = Cursors(claimed=[9, 6, 7, 8], published=[9, 2, 7, 8], readers=[8])
-    assert choose(cursors, [5], False) == "its slot's last position, 5, has not been published yet"
+    assert next_claim(cursors, [5], False) == "its slot's last position, 5, has not been published yet"

@@ -7,7 +7,7 @@ import pytest
 from tiny_networks import ENSEMBLES, seed_all
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
-from hetctl.runtime.data.batches import Batches, held_out_batches
+from hetctl.runtime.data.batches import Batches, validation_batches
 from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline, open_validation
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sources import as_sources
@@ -35,7 +35,7 @@ def results(framework, kind, train_fn=None):
         seed_all(framework, 5)
         network = load_framework(framework).build(member, loaded, Group(), loader.sample)
         losses = [network.train(Batches(loader, epoch, 0, Group(), lambda: False)) for epoch in (1, 2)]
-        return losses, network.evaluate(held_out_batches(held_out, 2, lambda: None))
+        return losses, network.evaluate(validation_batches(held_out, 2, lambda: None))
 
 
 # Batches of datasets are views of memory that preprocessors write.
