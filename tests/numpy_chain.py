@@ -73,7 +73,7 @@ class DenseStage:
         self._gradients[minibatch] = found
         return None if self.layers[0] == 0 else gradient
 
-    def both(
+    def forward_backward(
         self, minibatch: int, version: Any, inputs: Tensor, targets: Tensor
     ) -> tuple[float, Tensor | None]:
         outputs = self.forward(minibatch, version, inputs)
@@ -96,7 +96,7 @@ class DenseStage:
         self._base = self.weights()
         return found
 
-    def rebase(self, weights: Sequence[Tensor]) -> None:
+    def set_global_weights(self, weights: Sequence[Tensor]) -> None:
         since = [value - base for value, base in zip(self.values, self._base, strict=True)]
         self._base = [weight.copy() for weight in weights]
         self.values = [base + own for base, own in zip(self._base, since, strict=True)]

@@ -98,7 +98,7 @@ class WaveProgram:
         used = [stage.version() for stage in stages]
         for stage, version in zip(stages[:-1], used[:-1], strict=True):
             x = stage.forward(minibatch, version, x)
-        _, gradient = stages[-1].both(minibatch, used[-1], x, y)
+        _, gradient = stages[-1].forward_backward(minibatch, used[-1], x, y)
         for stage in reversed(stages[:-1]):
             gradient = stage.backward(minibatch, gradient)
         updates = {}
@@ -114,7 +114,7 @@ class WaveProgram:
 def set_weights(stage, weights):
     """Replace the weights of a stage."""
     stage.updates()
-    stage.rebase(weights)
+    stage.set_global_weights(weights)
 
 
 def limited(records, minibatches):

@@ -94,21 +94,21 @@ class TrainableNetwork(StatefulNetwork):
         if self._accumulation is not None:
             self._accumulation.begin()
         rows = self._member.largest_train_batch(self._group.size)
-        data = TrainingData(batches, rows, self._convert, self._noting(batches))
+        data = TrainingData(batches, rows, self._convert, self._batch_callback(batches))
         arguments = [data, self._model, self._optimizer, dict(self._member.config)]
         if self._context is not None:
             self._context.begin(batches.epoch)
             arguments.append(self._context)
-        loss = self._agreed(training_loss(self._train_fn(*arguments)), batches)
+        loss = self._synchronized(training_loss(self._train_fn(*arguments)), batches)
         if self._context is not None and batches.ends_epoch:
             self._context.end_epoch()
         return loss
 
-    def _noting(self, _batches: Batches) -> Callable[[int], None]:
+    def _batch_callback(self, _batches: Batches) -> Callable[[int], None]:
         """Return a function to call before each batch with its number of samples."""
         return lambda _samples: None
 
-    def _agreed(self, loss: float, _batches: Batches) -> float:
+    def _synchronized(self, loss: float, _batches: Batches) -> float:
         """Agree with the other ranks on loss and statistics after training on batches; return the loss."""
         return loss
 
@@ -211,7 +211,7 @@ class Framework(CollectiveBackend, ABC):
         The numbers are stored where gradients are: on the GPU, if the framework sees one.
         """
 
-    def unreached(self, device: int, devices: int) -> tuple[int, ...]:  # noqa: ARG002
+    def without_peer_access(self, device: int, devices: int) -> tuple[int, ...]:  # noqa: ARG002
         """Return the devices of this node that the rank's GPU cannot access directly, as far as known.
 
         Parameters

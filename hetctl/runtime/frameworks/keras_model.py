@@ -258,7 +258,7 @@ def with_gradients(gradients: Sequence[Any], variables: Sequence[Any] | None) ->
     return [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
 
 
-class Turns:
+class SequentialGroups:
     """Groups of a graph's operations; each group runs after the group before it."""
 
     def __init__(self) -> None:
@@ -278,25 +278,25 @@ class Turns:
         self._done = [one for one in graph.get_operations()[known:] if one.op_def.is_stateful]
 
 
-def update_in_turn(optimizer: Any) -> None:
+def update_sequentially(optimizer: Any) -> None:
     """Make an optimizer update one weight after another in compiled functions, with the same results.
 
     A graph runs independent operations in any order: the temporary values of all updates, each as large as
     its weight, would be in memory at once.
     """
-    turns = Turns()
+    groups = SequentialGroups()
     clip, decay, step = optimizer._clip_gradients, optimizer._apply_weight_decay, optimizer.update_step
 
-    def decay_in_turn(variables: Sequence[Any]) -> None:
+    def decay_sequentially(variables: Sequence[Any]) -> None:
         for variable in variables:
-            with turns.next():
+            with groups.next():
                 decay([variable])
 
-    def step_in_turn(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        with turns.next():
+    def step_sequentially(gradient: Any, variable: Any, learning_rate: Any) -> None:
+        with groups.next():
             step(*clip([gradient]), variable, learning_rate)
 
     # Stages do not clip by the norm of all gradients: each gradient is clipped in its turn.
     optimizer._clip_gradients = list
-    optimizer._apply_weight_decay = decay_in_turn
-    optimizer.update_step = step_in_turn
+    optimizer._apply_weight_decay = decay_sequentially
+    optimizer.update_step = step_sequentially

@@ -86,7 +86,7 @@ class KerasNetwork(TrainableNetwork):
         elif group.size > 1:
             self._average_gradients()
 
-    def _agreed(self, loss: float, batches: Batches) -> float:
+    def _synchronized(self, loss: float, batches: Batches) -> float:
         if self._group.size == 1:
             return loss
         hvd, share = horovod(), batches.share
@@ -211,7 +211,7 @@ class KerasNetwork(TrainableNetwork):
         summed: list[Any] = horovod().grouped_allreduce(self.timer.end(gradients), op=horovod().Sum)
         return summed
 
-    def _noting(self, batches: Batches) -> Callable[[int], None]:
+    def _batch_callback(self, batches: Batches) -> Callable[[int], None]:
         """Tell the compiled step each batch's number of samples, and the averaging their share."""
         noted: dict[Any, Any] = {}
 

@@ -19,7 +19,7 @@ from hetctl.runtime.frameworks.keras_model import (
     compiled_step,
     first_samples,
     ignore_padding,
-    update_in_turn,
+    update_sequentially,
 )
 from hetctl.runtime.frameworks.stage_network import RecomputedPass, StageNetwork, Tensor
 
@@ -83,14 +83,14 @@ class KerasStage(StageNetwork):
         self._samples = member.batch_size
         ignore_padding(model, self._rows)
         self._slots = _build_optimizer(training.optimizer, model.trainable_variables)
-        update_in_turn(training.optimizer)
+        update_sequentially(training.optimizer)
         if layers.stop == len(names):
             chosen = ("loss", "loss_weights", "metrics", "weighted_metrics")
             options = {key: training.compiled_with[key] for key in chosen}
             model.compile(training.optimizer, jit_compile=False, **options)
         self._forward = compiled_step(self._forward_step)
         self._again = compiled_step(self._again_step)
-        self._both = compiled_step(self._both_step)
+        self._forward_backward = compiled_step(self._forward_backward_step)
         self._infer = compiled_step(lambda x, count: model(x[:count], training=False))
         self._score = compiled_step(lambda x, y, count: model.test_step((x[:count], y[:count])))
         self._update = compiled_step(self._update_step)
@@ -126,11 +126,11 @@ class KerasStage(StageNetwork):
         gradients = begun.tape.gradient([outputs, losses], begun.sources, given)
         return self._end(minibatch, gradients, len(gradient))
 
-    def both(
+    def forward_backward(
         self, minibatch: int, version: list[Any], inputs: Tensor, targets: Tensor
     ) -> tuple[float, Tensor | None]:
         """Return the loss and the gradient of the inputs."""
-        loss, gradients = self._both(version, self._padded(inputs), self._padded(targets))
+        loss, gradients = self._forward_backward(version, self._padded(inputs), self._padded(targets))
         return float(loss), self._end(minibatch, list(gradients), len(inputs))
 
     def update(self, minibatch: int) -> None:
@@ -284,7 +284,7 @@ class KerasStage(StageNetwork):
         losses = [tf.cast(tf.reduce_sum(loss), outputs.dtype) for loss in self._model.losses]
         return outputs, tf.add_n(losses) if losses else tf.zeros((), outputs.dtype)
 
-    def _both_step(self, version: list[Any], x: Any, y: Any) -> tuple[Any, list[Any]]:
+    def _forward_backward_step(self, version: list[Any], x: Any, y: Any) -> tuple[Any, list[Any]]:
         def loss_of(outputs: Any) -> Any:
             return self._model.compute_loss(x=x[: self._rows], y=y[: self._rows], y_pred=outputs)
 

@@ -21,7 +21,7 @@ from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks import Framework, TrainableNetwork
 from hetctl.runtime.frameworks.stage_network import TensorMemory
 from hetctl.runtime.frameworks.torch_batches import (
-    Uploads,
+    DeviceCopies,
     accept_lone_samples,
     array_of,
     ignore_padding,
@@ -78,7 +78,7 @@ class TorchNetwork(TrainableNetwork):
     ) -> None:
         self._parts = parts
         self._device = device
-        self._tensors = Uploads(device)
+        self._tensors = DeviceCopies(device)
         self._compiled = is_compiled(parts.model)
         super().__init__(
             *(parts.model, parts.optimizer, member, functions, group),
@@ -108,7 +108,7 @@ class TorchNetwork(TrainableNetwork):
         self._model.train()
         return super().train(batches)
 
-    def _agreed(self, loss: float, batches: Batches) -> float:
+    def _synchronized(self, loss: float, batches: Batches) -> float:
         scheduler = None if self._parts.waits_for_metric else self._parts.scheduler
         if scheduler is not None and batches.ends_epoch:
             scheduler.step()
@@ -227,7 +227,7 @@ class TorchNetwork(TrainableNetwork):
         parameters = self._model.named_parameters() if self._accumulates else ()
         return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
 
-    def _noting(self, batches: Batches) -> Callable[[int], None]:
+    def _batch_callback(self, batches: Batches) -> Callable[[int], None]:
         """Tell batch norms the number of samples in a batch, and the averaging the share of this rank."""
 
         def on_batch(samples: int) -> None:
@@ -350,7 +350,7 @@ class PyTorch(Framework):
 
         return run
 
-    def unreached(self, device: int, devices: int) -> tuple[int, ...]:
+    def without_peer_access(self, device: int, devices: int) -> tuple[int, ...]:
         """Return the devices without peer access in CUDA, and those that are hidden from this process."""
         seen = torch.cuda.device_count()
         others = (other for other in range(devices) if other != device)

@@ -197,7 +197,7 @@ class StageNetwork(StatefulNetwork):
         """
 
     @abstractmethod
-    def both(
+    def forward_backward(
         self, minibatch: int, version: Any, inputs: PassedTensor, targets: Tensor
     ) -> tuple[float, PassedTensor | None]:
         """Return the mean loss over the samples, and the gradient of the inputs; for the last stage.
@@ -263,7 +263,7 @@ class StageNetwork(StatefulNetwork):
             updates.append(np.subtract(now, then, out=then))
         return updates
 
-    def rebase(self, weights: Iterable[Tensor]) -> None:
+    def set_global_weights(self, weights: Iterable[Tensor]) -> None:
         """Set the weights to the given ones plus the updates since the last call of `updates`.
 
         They are taken one by one, and need not be in memory at once.

@@ -32,7 +32,7 @@ def tensor_of(values: Any, device: torch.device) -> torch.Tensor:
     return tensor.to(device, _type_of(tensor))
 
 
-class Uploads:
+class DeviceCopies:
     """Copies of batches to the device, made while a GPU computes.
 
     A GPU itself reads only page-locked memory. A batch is first copied there, which frees its own memory, and
@@ -42,18 +42,18 @@ class Uploads:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __call__(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """Return the arrays of a batch as tensors on the device; of records, their fields by name."""
-        if self._copies is None:
+        if self._stream is None:
             return tuple(tensors_of(values, self._device) for values in arrays)
         # PyTorch keeps this memory until the copy is done, and uses it again for later batches.
         locked = tree_map(page_locked, tuple(map(fields_of, arrays)))
-        with torch.cuda.stream(self._copies):
+        with torch.cuda.stream(self._stream):
             tensors = tree_map(lambda values: values.to(self._device, non_blocking=True), locked)
         computation = torch.cuda.current_stream(self._device)
-        computation.wait_stream(self._copies)
+        computation.wait_stream(self._stream)
         # Otherwise the next batch would get their memory while this one is still in use.
         for tensor in tree_leaves(tensors):
             tensor.record_stream(computation)

@@ -184,7 +184,7 @@ class TorchStage(StageNetwork):
                 begun.outputs.backward(passed.to(begun.outputs.dtype))
         return self._end(minibatch, begun)
 
-    def both(
+    def forward_backward(
         self, minibatch: int, version: WeightVersion, inputs: PassedTensor, targets: Tensor
     ) -> tuple[float, PassedTensor | None]:
         """Return the loss and the gradient of the inputs."""

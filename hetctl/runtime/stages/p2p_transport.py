@@ -122,7 +122,9 @@ class P2PTransport:
                 self._outgoing[target] = self._connected(target)
         # In the computing thread: nobody may use a tensor while a framework exports it.
         handles = tuple(
-            self._memory.exported(one) if target in self._openers and one.nbytes >= LEAST_BYTES else None
+            self._memory.exported(one)
+            if target in self._openers and one.nbytes >= LEAST_OPENED_BYTES
+            else None
             for one in message.tensors
         )
         self._outgoing[target].put((message, handles))
@@ -284,7 +286,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(np.uint8).data
 
 
-LEAST_BYTES = 1 << 20
+LEAST_OPENED_BYTES = 1 << 20
 """Size in bytes from which opening a tensor takes less time than a copy through the node's memory."""
 
 

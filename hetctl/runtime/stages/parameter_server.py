@@ -299,7 +299,7 @@ class WaveClient:
             self.pulled = waves
             return
         self._own = {wave: updates for wave, updates in self._own.items() if wave >= waves}
-        self._network.rebase(self._with_own(deque(self.received(TRAIN, waves))))
+        self._network.set_global_weights(self._with_own(deque(self.received(TRAIN, waves))))
         self.pulled = waves
 
     def _with_own(self, weights: deque[Tensor]) -> Iterator[Tensor]:
@@ -321,7 +321,7 @@ class WaveClient:
             sent = messages[layer].tensors[messages[layer].fields["weights"] :]
             for at, tensor in zip(places, sent, strict=True):
                 statistics[at] = tensor
-        self._network.rebase(self.received(END, waves))
+        self._network.set_global_weights(self.received(END, waves))
         self._network.set_statistics(statistics)
         self._own.clear()
         self._arrived.clear()

@@ -183,16 +183,16 @@ class StageWorker:
 
     def _stream(self, feed: Iterator[tuple[Samples, int]]) -> None:
         """Send batches through the stages; as many are in flight as minibatches in training."""
-        under_way = 0
+        in_flight = 0
         for samples, count in feed:
             if not count:
                 continue
-            if under_way == self.layout.in_flight:
+            if in_flight == self.layout.in_flight:
                 self._await(SCORED)
-                under_way -= 1
+                in_flight -= 1
             self._infer(*samples)
-            under_way += not self.is_last
-        for _ in range(under_way):
+            in_flight += not self.is_last
+        for _ in range(in_flight):
             self._await(SCORED)
 
     def _infer(self, x: PassedTensor, y: Tensor) -> None:
@@ -321,7 +321,7 @@ class _StageRun:
         x, y = ready.tensors
         # No name for the version: the update would copy all weights while it is in use.
         if self._stage.is_last:
-            loss, gradient = self._network.both(minibatch, self._network.version(), x, y)
+            loss, gradient = self._network.forward_backward(minibatch, self._network.version(), x, y)
             self._return(ready, gradient, loss)
         else:
             activations = self._network.forward(minibatch, self._network.version(), x)

@@ -172,7 +172,7 @@ def test_losses_of_layers_have_gradients_in_every_stage():
         passed = x
         for stage in stages[:-1]:
             passed = stage.forward(1, stage.version(), passed)
-        _, gradient = stages[-1].both(1, stages[-1].version(), passed, y)
+        _, gradient = stages[-1].forward_backward(1, stages[-1].version(), passed, y)
         for stage in stages[-2::-1]:
             stage.backward(1, gradient)
         for stage in stages:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hetctl.runtime.frameworks.keras_model import update_in_turn
+from hetctl.runtime.frameworks.keras_model import update_sequentially
 from hetctl.runtime.frameworks.tensorflow import PoolMemory
 
 pytestmark = pytest.mark.training
@@ -33,10 +33,10 @@ def updating(optimizer, variables):
     return tf.function(lambda gradients: optimizer.apply(gradients, variables))
 
 
-def trained(make, in_turn):
+def trained(make, sequentially):
     variables, optimizer, rng = variables_of(3, 4), make(), np.random.default_rng(1)
-    if in_turn:
-        update_in_turn(optimizer)
+    if sequentially:
+        update_sequentially(optimizer)
     update = updating(optimizer, variables)
     for _ in range(4):
         update([tf.constant(rng.normal(size=(3, 3)), tf.float32) for _ in variables])
@@ -45,8 +45,8 @@ def trained(make, in_turn):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_updates_in_turn_give_the_same_weights_and_slots(name):
-    together, in_turn = (trained(OPTIMIZERS[name], taken) for taken in (False, True))
-    for expected, found in zip(together, in_turn, strict=True):
+    together, sequentially = (trained(OPTIMIZERS[name], taken) for taken in (False, True))
+    for expected, found in zip(together, sequentially, strict=True):
         np.testing.assert_array_equal(expected, found)
 
 
@@ -54,7 +54,7 @@ def test_updates_in_turn_give_the_same_weights_and_slots(name):
 def test_updates_in_turn_take_the_memory_of_few_terms(name):
     variables, optimizer, gauge = variables_of(SIDE, WEIGHTS), OPTIMIZERS[name](), PoolMemory(tf)
     optimizer.use_ema = False
-    update_in_turn(optimizer)
+    update_sequentially(optimizer)
     update = updating(optimizer, variables)
     gradients = [tf.random.normal((SIDE, SIDE)) for _ in variables]
     update(gradients)

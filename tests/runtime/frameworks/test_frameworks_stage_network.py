@@ -164,7 +164,7 @@ class Pipeline:
         return x
 
     def end(self, minibatch, x, y):
-        loss, gradient = self.stages[-1].both(minibatch, self.versions.pop(minibatch)[-1], x, y)
+        loss, gradient = self.stages[-1].forward_backward(minibatch, self.versions.pop(minibatch)[-1], x, y)
         for stage in self.stages[-2::-1]:
             gradient = stage.backward(minibatch, gradient)
         assert gradient is None
@@ -276,7 +276,7 @@ def test_updates_do_not_change_a_version_in_use(framework):
     versions = [[first.version(), last.version()]]
     outputs = [first.forward(0, versions[0][0], x).copy()]
     for minibatch in (0, 1):
-        _, gradient = last.both(minibatch, last.version(), outputs[-1], y)
+        _, gradient = last.forward_backward(minibatch, last.version(), outputs[-1], y)
         first.backward(minibatch, gradient)
         first.update(minibatch)
         last.update(minibatch)
@@ -285,7 +285,9 @@ def test_updates_do_not_change_a_version_in_use(framework):
     again = [first.forward(9 + i, version, x) for i, (version, _) in enumerate(versions)]
     assert differing(again, outputs) == []
     assert differing(outputs[:2], outputs[1:]) == [0, 1]
-    losses = [last.both(9 + i, version, outputs[0], y)[0] for i, (_, version) in enumerate(versions)]
+    losses = [
+        last.forward_backward(9 + i, version, outputs[0], y)[0] for i, (_, version) in enumerate(versions)
+    ]
     assert losses[0] > losses[1] > losses[2]
 
 
@@ -307,7 +309,7 @@ def test_updates_are_what_weights_have_gained(framework):
     local = [now - then for now, then in zip(pipeline.weights(), map(np.add, first, wave), strict=True)]
     sent = [weights + 1 for weights in first]
     for stage in pipeline.stages:
-        stage.rebase([sent.pop(0) for _ in stage.weights()])
+        stage.set_global_weights([sent.pop(0) for _ in stage.weights()])
     for before, update, now in zip(first, local, pipeline.weights(), strict=True):
         np.testing.assert_allclose(before + 1 + update, now, rtol=0, atol=1e-6)
     for update, expected in zip(gained(), local, strict=True):

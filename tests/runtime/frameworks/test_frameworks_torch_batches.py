@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetctl.runtime.frameworks.torch_batches import Uploads, page_locked, present_device, tensor_of
+from hetctl.runtime.frameworks.torch_batches import DeviceCopies, page_locked, present_device, tensor_of
 
 pytestmark = pytest.mark.training
 ROWS = np.arange(12).reshape(3, 4)
@@ -20,9 +20,9 @@ BATCHES = {
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 def test_a_batch_has_its_values_on_the_device(batch):
     device = present_device()
-    uploads = Uploads(device)
+    copies = DeviceCopies(device)
     given = [values.copy() for values in batch]
-    uploaded = [uploads(given) for _ in range(3)]
+    uploaded = [copies(given) for _ in range(3)]
     if device.type == "cuda":
         # Its memory may be overwritten as soon as the call returns.
         for values in given:

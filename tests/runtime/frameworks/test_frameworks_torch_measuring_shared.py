@@ -16,11 +16,11 @@ from hetctl.runtime.frameworks.torch_measuring import (
     arguments_of,
     handle_of,
 )
-from hetctl.runtime.stages.p2p_transport import LEAST_BYTES, receive
+from hetctl.runtime.stages.p2p_transport import LEAST_OPENED_BYTES, receive
 
 pytestmark = pytest.mark.training
 TWO = layout_of(1, 2, 2, in_flight=1)
-LARGE = LEAST_BYTES // 4
+LARGE = LEAST_OPENED_BYTES // 4
 TIMES = 20
 
 

@@ -88,7 +88,7 @@ def test_a_stage_has_its_part_of_the_optimizer_and_the_loss(model_fn):
             passed, versions = x, [stage.version() for stage in stages]
             for stage, version in zip(stages[:-1], versions, strict=False):
                 passed = stage.forward(minibatch, version, passed)
-            loss, gradient = stages[-1].both(minibatch, versions[-1], passed, y)
+            loss, gradient = stages[-1].forward_backward(minibatch, versions[-1], passed, y)
             for stage in stages[-2::-1]:
                 gradient = stage.backward(minibatch, gradient)
             for stage in stages:
@@ -109,11 +109,11 @@ def test_weights_are_copied_only_while_a_version_is_in_use():
     weight = stage._parts.model[0].weight
     places = [weight.data_ptr()]
     for minibatch in range(2):
-        stage.both(minibatch, stage.version(), X[:8], Y[:8])
+        stage.forward_backward(minibatch, stage.version(), X[:8], Y[:8])
         stage.update(minibatch)
         places.append(weight.data_ptr())
     held = stage.version()
-    stage.both(2, held, X[:8], Y[:8])
+    stage.forward_backward(2, held, X[:8], Y[:8])
     stage.update(2)
     assert places == [places[0]] * 3
     assert weight.data_ptr() != places[0]

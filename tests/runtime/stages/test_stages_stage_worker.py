@@ -104,7 +104,7 @@ def test_one_minibatch_in_flight_equals_training_in_one_process():
     whole = CHAIN.build(range(4))
     for epoch in (1, 2):
         for number, (x, y) in enumerate(batches_of(0, 1, epoch)):
-            whole.both(number, whole.version(), x, y)
+            whole.forward_backward(number, whole.version(), x, y)
             whole.update(number)
     saved = final_weights(ranks, layout)
     assert all(np.array_equal(saved[name], array) for name, array in whole.save().items())
@@ -120,7 +120,7 @@ def test_waves_of_one_minibatch_equal_data_parallel_steps():
         own = (batches_of(worker, 2, epoch, count) for worker in (0, 1))
         for number, batches in enumerate(zip(*own, strict=True)):
             x, y = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
-            group.both(number, group.version(), x, y)
+            group.forward_backward(number, group.version(), x, y)
             group.update(number)
     assert equal_to(dict(zip(group.weight_names, group.weights(), strict=True)), saved, 1e-12) == []
 

@@ -300,7 +300,7 @@ class _LastLayer(_RunLayer):
         self._gauge.synchronize()
 
     def _forward_backward(self, minibatch: int) -> None:
-        self._stage.both(minibatch, self._stage.version(), self._inputs, self._targets)
+        self._stage.forward_backward(minibatch, self._stage.version(), self._inputs, self._targets)
         self._gauge.synchronize()
 
 

@@ -95,7 +95,7 @@ def _unreached(framework: Framework, binding: Binding, devices: int) -> tuple[in
         return ()
     if os.environ.get(DIRECT_IS_OFF) == "1":
         return tuple(other for other in range(devices) if other != binding.device)
-    return framework.unreached(binding.device, devices)
+    return framework.without_peer_access(binding.device, devices)
 
 
 def _links(binding: Binding) -> int | None:

@@ -83,7 +83,7 @@ def test_gpus_that_pytorch_does_not_see_are_out_of_reach(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert load_framework("pytorch").unreached(0, 3) == (1, 2)
+    assert load_framework("pytorch").without_peer_access(0, 3) == (1, 2)
 
 
 @pytest.mark.training

@@ -63,8 +63,8 @@ class Scaling:
         self.gradient = float((gradient * inputs).sum())
         return gradient * version
 
-    def both(self, _minibatch, version, inputs, targets):
-        self.calls.append("both")
+    def forward_backward(self, _minibatch, version, inputs, targets):
+        self.calls.append("forward_backward")
         assert len(targets) == len(inputs)
         time.sleep(SLOW_S)
         self.gradient = 1.0
@@ -151,7 +151,7 @@ def test_the_last_layer_runs_both_passes_as_one():
     chain = ScalingChain()
     measured_chain(chain)
     assert set(chain.calls[0]) == set(chain.calls[1]) == {"forward", "backward", "update"}
-    assert set(chain.calls[2]) == {"both", "update"}
+    assert set(chain.calls[2]) == {"forward_backward", "update"}
 
 
 def test_passes_are_repeated_until_their_time_is_known():
