@@ -343,11 +343,11 @@ def _varied(varies: Varies, distance: int) -> tuple[float, float]:
         one._replace(passes=tuple(Varying(seconds, number, varies, draw) for seconds in one.passes))
         for number, one in enumerate(planned.pipelines)
     ]
-    flows = run_waves(inputs, Bounds(planned.in_flight, distance), VARIED_WAVES)
+    runs = run_waves(inputs, Bounds(planned.in_flight, distance), VARIED_WAVES)
     count = VARIED_WAVES * planned.in_flight
-    end_s = max(flow.completed_s[count - 1] for flow in flows)
-    waited_s = [sum(end - begin for begin, end in flow.waits_s if end <= end_s) for flow in flows]
-    return len(flows) * count / end_s, statistics.fmean(waited_s) / end_s
+    end_s = max(run.completed_s[count - 1] for run in runs)
+    waited_s = [sum(end - begin for begin, end in run.waits_s if end <= end_s) for run in runs]
+    return len(runs) * count / end_s, statistics.fmean(waited_s) / end_s
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> Table:

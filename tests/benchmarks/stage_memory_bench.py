@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from stage_ranks import layout_of, run_ranks
 
 from hetctl.methods.pipeline.stage_costs import UNNAMED, Layer, LayerProfile, stage_bytes
-from hetctl.methods.pipeline.stages import VirtualWorker, client_versions, passing_bytes, server_versions
+from hetctl.methods.pipeline.stages import VirtualWorker, passing_bytes, server_copies, wave_copies
 from hetctl.model.ensemble import Member
 from hetctl.model.pipelines import PipelineLayout, Stage
 from hetctl.model.profile import MeasuredLayer
@@ -150,7 +150,7 @@ def servers(quick: bool = False) -> Table:
         layout = layout_of(WORKERS, 1, LAYERS, 1, distance)
         mean = sum(in_a_process(_peaks, WEIGHTS, "pytorch", "plain", layout)) / WORKERS
         # The weights of the last push are in the memory of a stage alone on a CPU, too.
-        versions = client_versions(distance) - 1 + server_versions(WORKERS, distance) / WORKERS
+        versions = wave_copies(distance) - 1 + server_copies(WORKERS, distance) / WORKERS
         most = alone + versions * weights
         ratios.append(mean / most)
         sizes = (f"{mean / MIB:.0f}", f"{most / MIB:.0f}", f"{mean / most:.2f}")

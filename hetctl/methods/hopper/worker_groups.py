@@ -18,7 +18,7 @@ from hetctl.model.hops import gpus_in, worker_named
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 
-MEETING_S = 0.2
+GROUP_CONNECT_S = 0.2
 """Seconds in which the ranks of a group connect in each visit, with Horovod; PyTorch takes less."""
 
 Homes = Mapping[str, Collection[str]]
@@ -75,7 +75,9 @@ def visit_times(
     by_kind = np.array(
         [
             [
-                whole_s(member, *kind) / len(partitions) + hop_s[member.name] + MEETING_S * (kind[1] > 1)
+                whole_s(member, *kind) / len(partitions)
+                + hop_s[member.name]
+                + GROUP_CONNECT_S * (kind[1] > 1)
                 for kind in different
             ]
             for member in members

@@ -112,7 +112,7 @@ SLOTS = 2
 """Most messages from one rank to another that are in their node's memory at a time."""
 
 
-def client_versions(distance: int) -> int:
+def wave_copies(distance: int) -> int:
     """Return the most copies, as large as its weights, that a stage has in the node's memory for waves.
 
     The weights of its last push, the updates of its own last D waves, and the global weights that arrive.
@@ -120,7 +120,7 @@ def client_versions(distance: int) -> int:
     return distance + 2
 
 
-def server_versions(workers: int, distance: int) -> int:
+def server_copies(workers: int, distance: int) -> int:
     """Return the most copies, as large as its weights, that a parameter server has.
 
     The slowest of V virtual workers reads the global weights D waves after they exist, and a new version is
@@ -193,9 +193,9 @@ def wave_bytes(
     if len(workers) == 1:
         return dict(found)
     for stage, layer in stages_of_layers(workers):
-        found[stage.node] += client_versions(distance) * sizes[layer]
+        found[stage.node] += wave_copies(distance) * sizes[layer]
     for (node, _), size in zip(servers, sizes, strict=True):
-        found[node] += server_versions(len(workers), distance) * size
+        found[node] += server_copies(len(workers), distance) * size
     for (node, _), size in _largest_messages(workers, sizes, servers).items():
         found[node] += 2 * SLOTS * size
     return dict(found)

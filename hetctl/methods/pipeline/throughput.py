@@ -47,7 +47,7 @@ def held(passes: Passes, in_flight: int) -> list[int]:
     return [minibatches_held(last - stage, in_flight, is_first=not stage) for stage in range(len(passes))]
 
 
-def run_waves(workers: Sequence[Pipeline], bounds: Bounds, waves: int) -> list[Flow]:
+def run_waves(workers: Sequence[Pipeline], bounds: Bounds, waves: int) -> list[WorkerRun]:
     """Run virtual workers until each has completed `waves` waves.
 
     When a minibatch is complete, the next one enters as soon as it may start. The last minibatch of a wave
@@ -55,19 +55,19 @@ def run_waves(workers: Sequence[Pipeline], bounds: Bounds, waves: int) -> list[F
     only when it would otherwise have to wait, with all waves sent by then.
     """
     network, servers = Network(), Servers(len(workers))
-    servers.flows = [Flow(one, number, bounds, network, servers) for number, one in enumerate(workers)]
-    for flow in servers.flows:
-        flow.fill(0.0)
-    while min(len(flow.completed_s) for flow in servers.flows) < waves * bounds.in_flight:
+    servers.runs = [WorkerRun(one, number, bounds, network, servers) for number, one in enumerate(workers)]
+    for run in servers.runs:
+        run.fill(0.0)
+    while min(len(run.completed_s) for run in servers.runs) < waves * bounds.in_flight:
         network.step()
-    return servers.flows
+    return servers.runs
 
 
 class Servers:
     """Parameter servers, which know the waves of each virtual worker that are sent."""
 
     def __init__(self, workers: int) -> None:
-        self.flows: list[Flow] = []
+        self.runs: list[WorkerRun] = []
         self._sent = [0] * workers
 
     @property
@@ -80,11 +80,11 @@ class Servers:
         before = self.waves
         self._sent[worker] += 1
         if self.waves > before:
-            for flow in self.flows:
-                flow.fetch_if_wanted(now_s)
+            for run in self.runs:
+                run.fetch_if_wanted(now_s)
 
 
-class Flow:
+class WorkerRun:
     """A virtual worker in a simulation: waiting and running tasks of each stage.
 
     Attributes
@@ -165,10 +165,10 @@ class Flow:
         # `backward` is an index here: 0 for the forward pass, 1 for the backward pass.
         passes = self._passes[stage]
         end_s = now_s + (sum(passes) if stage == self._last else passes[backward])
-        lines, seconds = self._receiving[stage][backward] if self._receiving else ((), 0.0)
-        if lines:
+        resources, seconds = self._receiving[stage][backward] if self._receiving else ((), 0.0)
+        if resources:
             # Links may be busy at first.
-            end_s += self._network.end_s(lines, now_s, seconds) - now_s - seconds
+            end_s += self._network.end_s(resources, now_s, seconds) - now_s - seconds
         self.tasks.append(StageTask(stage, minibatch, backward, ready_s, now_s, end_s))
         self._network.at(end_s, partial(self._end, stage, backward, minibatch))
 
@@ -244,23 +244,23 @@ def common_period_s(workers: Sequence[Pipeline], in_flight: int, distance: int) 
 @lru_cache(maxsize=10_000)
 def _measured_s(workers: tuple[Pipeline, ...], in_flight: int, distance: int) -> float:
     first = max(1, min(WAVES, MINIBATCHES // in_flight))
-    flows = run_waves(workers, Bounds(in_flight, distance), 3 * first)
-    ends_s = [flow.completed_s[in_flight - 1 :: in_flight] for flow in flows]
+    runs = run_waves(workers, Bounds(in_flight, distance), 3 * first)
+    ends_s = [run.completed_s[in_flight - 1 :: in_flight] for run in runs]
     taken_s = max(ends[3 * first - 1] - ends[first - 1] for ends in ends_s)
     return taken_s / (2 * first * in_flight)
 
 
 @dataclass(frozen=True)
 class PipelineRun:
-    """Result of a simulation: the flow of each virtual worker."""
+    """Result of a simulation, with the run of each virtual worker."""
 
     bounds: Bounds
-    flows: tuple[Flow, ...]
+    workers: tuple[WorkerRun, ...]
 
     @property
     def completed_s(self) -> list[list[float]]:
         """Completion times of the minibatches, by virtual worker."""
-        return [flow.completed_s for flow in self.flows]
+        return [worker.completed_s for worker in self.workers]
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -279,7 +279,7 @@ class PipelineRun:
 
     def busy_fractions(self, worker: int) -> tuple[float, ...]:
         """Return the share of the run in which each GPU of a virtual worker was busy."""
-        tasks = self.flows[worker].tasks
+        tasks = self.workers[worker].tasks
         busy_s = [0.0] * (1 + max(task.stage for task in tasks))
         for task in tasks:
             busy_s[task.stage] += max(0.0, min(task.end_s, self.end_s) - task.start_s)
@@ -288,21 +288,21 @@ class PipelineRun:
     @property
     def waiting_fraction(self) -> float:
         """Mean share of the run in which a virtual worker waited for global weights."""
-        return fmean(map(self.waiting_s, range(len(self.flows)))) / self.end_s
+        return fmean(map(self.waiting_s, range(len(self.workers)))) / self.end_s
 
     @property
     def idle_fraction(self) -> float:
         """Mean share of the run in which a virtual worker waited and none of its GPUs had a pass."""
-        return fmean(map(self.idle_s, range(len(self.flows)))) / self.end_s
+        return fmean(map(self.idle_s, range(len(self.workers)))) / self.end_s
 
     def waiting_s(self, worker: int) -> float:
         """Return the seconds for which a virtual worker waited for global weights."""
-        return sum(end_s - begin_s for begin_s, end_s in self.flows[worker].waits_s)
+        return sum(end_s - begin_s for begin_s, end_s in self.workers[worker].waits_s)
 
     def idle_s(self, worker: int) -> float:
         """Return the part of `waiting_s` in which none of the virtual worker's GPUs had a pass."""
-        busy = [(task.start_s, task.end_s) for task in self.flows[worker].tasks]
-        return sum(_gaps_s(busy, begin_s, end_s) for begin_s, end_s in self.flows[worker].waits_s)
+        busy = [(task.start_s, task.end_s) for task in self.workers[worker].tasks]
+        return sum(_gaps_s(busy, begin_s, end_s) for begin_s, end_s in self.workers[worker].waits_s)
 
 
 def _gaps_s(busy: Sequence[tuple[float, float]], begin_s: float, end_s: float) -> float:

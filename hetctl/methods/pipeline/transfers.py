@@ -19,7 +19,7 @@ from hetctl.methods.pipeline.stage_costs import Gpu, LayerProfile, Links, Pipeli
 from hetctl.methods.pipeline.stages import VirtualWorker, stages_of_layers
 from hetctl.model.plan import LOCAL
 
-Line = tuple[str, int]
+SharedResource = tuple[str, int]
 """Something shared: its kind, one of `OUT`, `IN` and `SERVER`, and its node."""
 OUT, IN, SERVER = "out", "in", "server"
 PARTS = 4
@@ -27,9 +27,9 @@ PARTS = 4
 
 
 class Leg(NamedTuple):
-    """Seconds on a line that is idle; None for time that nothing shares, such as a GPU's own link."""
+    """Seconds on a resource that is idle; None for time that nothing shares, such as a GPU's own link."""
 
-    line: Line | None
+    resource: SharedResource | None
     seconds: float
 
 
@@ -40,7 +40,7 @@ Lane = tuple[Leg, ...]
 class Receiving(NamedTuple):
     """Seconds on idle links for the data that a pass waits for, and the links between nodes that carry it."""
 
-    lines: tuple[Line, ...]
+    resources: tuple[SharedResource, ...]
     seconds: float
 
 
@@ -73,10 +73,10 @@ class Traffic:
         return _longest_s(self.pull)
 
     @cached_property
-    def by_minibatch(self) -> Mapping[Line, float]:
-        """Seconds of each minibatch on each line."""
+    def by_minibatch(self) -> Mapping[SharedResource, float]:
+        """Seconds of each minibatch on each resource."""
         received = (*self.activations, *self.gradients)
-        return _total((line, one.seconds) for one in received for line in one.lines)
+        return _total((resource, one.seconds) for one in received for resource in one.resources)
 
     @cached_property
     def is_shared(self) -> bool:
@@ -94,21 +94,21 @@ def at_once_s(lanes: Sequence[Sequence[Lane]]) -> float:
     return max((_with_others_s(lane, total) for own in lanes for lane in own), default=0.0)
 
 
-def _with_others_s(lane: Lane, total: Mapping[Line, float]) -> float:
+def _with_others_s(lane: Lane, total: Mapping[SharedResource, float]) -> float:
     alone_s = sum(leg.seconds for leg in lane)
-    unshared_s = sum(leg.seconds for leg in lane if leg.line is None)
-    return max([alone_s, *(unshared_s + total[leg.line] for leg in lane if leg.line)])
+    unshared_s = sum(leg.seconds for leg in lane if leg.resource is None)
+    return max([alone_s, *(unshared_s + total[leg.resource] for leg in lane if leg.resource)])
 
 
-def loads(lanes: Iterable[Lane]) -> Mapping[Line, float]:
-    """Return the seconds on each line."""
-    return _total((leg.line, leg.seconds) for lane in lanes for leg in lane if leg.line)
+def loads(lanes: Iterable[Lane]) -> Mapping[SharedResource, float]:
+    """Return the seconds on each resource."""
+    return _total((leg.resource, leg.seconds) for lane in lanes for leg in lane if leg.resource)
 
 
-def _total(used: Iterable[tuple[Line, float]]) -> dict[Line, float]:
-    total: dict[Line, float] = defaultdict(float)
-    for line, seconds in used:
-        total[line] += seconds
+def _total(used: Iterable[tuple[SharedResource, float]]) -> dict[SharedResource, float]:
+    total: dict[SharedResource, float] = defaultdict(float)
+    for resource, seconds in used:
+        total[resource] += seconds
     return total
 
 
@@ -117,29 +117,29 @@ def _longest_s(lanes: Iterable[Lane]) -> float:
 
 
 def load_s(workers: Iterable[Traffic], in_flight: int, distance: int) -> float:
-    """Return the seconds of the busiest line for a minibatch of each virtual worker, a limit of the period.
+    """Return the seconds of the busiest resource for a minibatch of each virtual worker: a least period.
 
     Weights are fetched once in up to D + 1 waves.
     """
-    used: dict[Line, float] = defaultdict(float)
+    used: dict[SharedResource, float] = defaultdict(float)
     for worker in workers:
-        for share, by_line in (
+        for share, by_resource in (
             (1.0, worker.by_minibatch),
             (1 / in_flight, loads(worker.push)),
             (1 / in_flight / (distance + 1), loads(worker.pull)),
         ):
-            for line, seconds in by_line.items():
-                used[line] += share * seconds
+            for resource, seconds in by_resource.items():
+                used[resource] += share * seconds
     return max(used.values(), default=0.0)
 
 
 class Network:
-    """A virtual clock with all lines: calls in the order of their times, then in that of their entry."""
+    """A virtual clock with all resources: calls in the order of their times, then in that of their entry."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[float, int, Callable[[float], None]]] = []
         self._number = count()
-        self._free_s: dict[Line, float] = defaultdict(float)
+        self._free_s: dict[SharedResource, float] = defaultdict(float)
 
     def at(self, at_s: float, call: Callable[[float], None]) -> None:
         """Call a function at a time, with that time."""
@@ -150,11 +150,11 @@ class Network:
         at_s, _, call = heappop(self._calls)
         call(at_s)
 
-    def end_s(self, lines: Sequence[Line], at_s: float, seconds: float) -> float:
-        """Use lines together for some time, as soon as all are free; return the end."""
-        end_s = max(at_s, *(self._free_s[line] for line in lines)) + seconds
-        for line in lines:
-            self._free_s[line] = end_s
+    def end_s(self, resources: Sequence[SharedResource], at_s: float, seconds: float) -> float:
+        """Use resources together for some time, as soon as all are free; return the end."""
+        end_s = max(at_s, *(self._free_s[resource] for resource in resources)) + seconds
+        for resource in resources:
+            self._free_s[resource] = end_s
         return end_s
 
     def carry(self, lanes: Sequence[Lane], at_s: float, done: Callable[[float], None]) -> None:
@@ -177,9 +177,9 @@ class Network:
         if at == len(legs):
             done(now_s)
             return
-        line, seconds = legs[at]
+        resource, seconds = legs[at]
         part_s = seconds / PARTS
-        end_s = self.end_s((line,), now_s, part_s) if line else now_s + part_s
+        end_s = self.end_s((resource,), now_s, part_s) if resource else now_s + part_s
         self.at(end_s, partial(self._leg, legs, at + 1, done))
 
 
@@ -251,7 +251,7 @@ def _received(
         backward = Receiving(((OUT, after.node), (IN, before.node)), seconds)
         activations.append(NOTHING if before.node == after.node else forward)
         gradients.append(NOTHING if before.node == after.node else backward)
-    if not any(one.lines for one in activations):
+    if not any(one.resources for one in activations):
         return (), ()
     return tuple(activations), (*gradients, NOTHING)
 

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from hetctl.methods.hopper.worker_groups import MEETING_S, group_size, hop_workers, visit_times, workers_of
+from hetctl.methods.hopper.worker_groups import (
+    GROUP_CONNECT_S,
+    group_size,
+    hop_workers,
+    visit_times,
+    workers_of,
+)
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 
@@ -82,4 +88,4 @@ def test_a_group_has_its_rate_and_meets():
     nodes = nodes_of(2, 1)
     workers = hop_workers(nodes, everywhere(nodes), 2)
     seconds = visit_times(members(1), PARTITIONS, workers, {"m0": 0.0}).seconds[0, 0]
-    assert list(seconds) == pytest.approx([1000 / 20 + MEETING_S, 1000 / 10])
+    assert list(seconds) == pytest.approx([1000 / 20 + GROUP_CONNECT_S, 1000 / 10])

@@ -17,7 +17,7 @@ from hetctl.methods.pipeline.stages import (
     SLOTS,
     VirtualWorker,
     passing_bytes,
-    server_versions,
+    server_copies,
     wave_bytes,
 )
 from hetctl.methods.pipeline.transfers import Waves, server_gpus
@@ -62,7 +62,7 @@ def test_a_server_holds_no_more_versions_than_planned(data, workers, in_flight, 
     for number in order:
         all_[number].step()
         most = max(most, len(server._versions) + len(server._waves))
-    assert most <= server_versions(workers, distance)
+    assert most <= server_copies(workers, distance)
 
 
 def test_the_bound_of_a_server_is_almost_reached():
@@ -74,7 +74,7 @@ def test_the_bound_of_a_server_is_almost_reached():
             fast.step()
         slow.step()
         most = max(most, len(server._versions) + len(server._waves))
-    assert server_versions(2, 2) - 1 <= most <= server_versions(2, 2)
+    assert server_copies(2, 2) - 1 <= most <= server_copies(2, 2)
 
 
 def test_waves_and_servers_by_hand():

@@ -49,8 +49,8 @@ BOUNDS = st.builds(Bounds, st.integers(1, 6), st.integers(0, 2))
 
 def by_gpu(run: PipelineRun) -> list[list[StageTask]]:
     gpus = defaultdict(list)
-    for number, flow in enumerate(run.flows):
-        for task in flow.tasks:
+    for number, worker in enumerate(run.workers):
+        for task in worker.tasks:
             gpus[number, task.stage].append(task)
     return list(gpus.values())
 
@@ -64,7 +64,7 @@ def test_a_single_minibatch_passes_all_stages_alone() -> None:
 
 def test_passes_of_a_minibatch_follow_each_other() -> None:
     run = simulate_pipelines([pipeline((1, 2), (3, 4))], Bounds(1), 2)
-    first = [(t.stage, t.backward, t.start_s, t.end_s) for t in run.flows[0].tasks if t.minibatch == 1]
+    first = [(t.stage, t.backward, t.start_s, t.end_s) for t in run.workers[0].tasks if t.minibatch == 1]
     assert first == [(0, False, 0, 1), (1, False, 1, 8), (0, True, 8, 10)]
 
 
@@ -101,7 +101,7 @@ def test_waiting_and_idle_times_are_told_apart() -> None:
     """A wave of two minibatches on one GPU takes 6 s; its weights are there 7 s and 7 s after its end."""
     run = simulate_pipelines([pipeline((1.0, 2.0), sync_s=7.0)], Bounds(2), 3)
     assert run.completed_s == [[3.0, 6.0, 9.0, 23.0, 26.0, 40.0]]
-    assert run.flows[0].waits_s == [(6.0, 20.0), (23.0, 37.0)]
+    assert run.workers[0].waits_s == [(6.0, 20.0), (23.0, 37.0)]
     assert (run.waiting_s(0), run.idle_s(0)) == (28.0, 22.0)
 
 
@@ -132,9 +132,9 @@ def test_passes_obey_the_conditions_of_partition_scheduling(
         for backward in (False, True):
             order = [task.minibatch for task in tasks if task.backward == backward]
             assert order == list(range(1, len(order) + 1))
-    for flow in run.flows:
-        ends = {(task.stage, task.minibatch, task.backward): task.end_s for task in flow.tasks}
-        for task in flow.tasks:
+    for worker in run.workers:
+        ends = {(task.stage, task.minibatch, task.backward): task.end_s for task in worker.tasks}
+        for task in worker.tasks:
             assert task.start_s >= task.ready_s
             if task.backward:
                 assert task.ready_s >= ends[task.stage, task.minibatch, False]
@@ -164,7 +164,7 @@ def test_memory_and_both_limits_are_kept(one: Pipeline, bounds: Bounds) -> None:
             inside += (not task.backward) - (task.backward or is_both)
             assert inside <= capacities[task.stage]
     assert len(run.completed_s[0]) <= run.end_s / bottleneck_s(one.passes) * (1 + 1e-9)
-    injected = [task.start_s for task in run.flows[0].tasks if task.stage == 0 and not task.backward]
+    injected = [task.start_s for task in run.workers[0].tasks if task.stage == 0 and not task.backward]
     for start_s, completed_s in zip(injected[bounds.in_flight :], run.completed_s[0], strict=False):
         assert start_s >= completed_s
 
@@ -194,9 +194,9 @@ def test_minibatches_enter_as_soon_as_the_rules_of_wsp_let_them(
         for one, ends_s in zip(pipelines, waves_s, strict=True)
     ]
     for number, one in enumerate(pipelines):
-        flow = run.flows[number]
-        entries_s = [task.ready_s for task in flow.tasks if task.stage == 0 and not task.backward]
-        pulls = {end_s: asked_s for asked_s, end_s in reversed(flow.waits_s)}
+        worker = run.workers[number]
+        entries_s = [task.ready_s for task in worker.tasks if task.stage == 0 and not task.backward]
+        pulls = {end_s: asked_s for asked_s, end_s in reversed(worker.waits_s)}
         for minibatch, entry_s in enumerate(entries_s, start=1):
             completed = sum(at_s <= entry_s for at_s in run.completed_s[number])
             sent = GlobalClock(
