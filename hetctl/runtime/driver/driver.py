@@ -268,7 +268,7 @@ class Driver:
     def _schedule(self) -> None:
         if self._trouble is not None:
             self._sync_with_disk()
-        if self._scheduler.ending or (self._has_answered() and not self._members.is_preparing):
+        if self._scheduler.ending or self._has_answered():
             try:
                 self._execute(self._scheduler.schedule(self._now_s()))
             except OSError as error:
@@ -317,8 +317,7 @@ class Driver:
             self._close_task(task)
         self._report_lost_nodes()
         self._record_returns()
-        if not self._members.is_preparing:
-            self._admit_trials(some_ended=bool(ended))
+        self._admit_trials(some_ended=bool(ended))
 
     def _admit_trials(self, *, some_ended: bool) -> None:
         try:

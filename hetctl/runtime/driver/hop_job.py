@@ -87,7 +87,6 @@ class HopJob(JobMode):
         job = self.job
         observer = job.observer(job.planner)
         left = observer.left(job.now_s)
-        job.members.finish_preparing()
         drop_leftovers(job.spec, left)
         recorded = recorded_visits(job.folder)
         states = newest_states(job.spec, left, recorded)

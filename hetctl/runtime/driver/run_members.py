@@ -76,16 +76,6 @@ class RunMembers:
         """Index of the run's next round by the last reading."""
         return self._state.usage.next_round
 
-    @property
-    def is_preparing(self) -> bool:
-        """True while files of trials are copied; no member may start meanwhile."""
-        return self._trials is not None and self._trials.is_preparing
-
-    def finish_preparing(self) -> None:
-        """Wait until all files of trials are copied."""
-        if self._trials:
-            self._trials.finish_preparing()
-
     def keep(self) -> None:
         """Save a snapshot with which later readers start; OSError if the disk is full."""
         self._refresh()
@@ -158,9 +148,7 @@ class RunMembers:
     def read(self) -> None:
         """Read new events from the disk; an OSError leaves the state as it was."""
         progress = self._state.progress
-        # Trials may have inherited epochs of their parents meanwhile.
-        inherited = self._trials.take_written() if self._trials else {}
-        changed = self._state.refresh({**self._take_written(), **inherited})
+        changed = self._state.refresh(self._take_written())
         # Read the search's requests and reports back, so that only what is on the disk counts.
         while self._trials and self._trials.advance(
             progress, self._state.usage.used(time.time()), self._run_s

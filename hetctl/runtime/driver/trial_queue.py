@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import replace
 
 from hetctl.methods.automl.search_run import SearchRun, UsedResources
@@ -61,10 +58,8 @@ class TrialQueue:
         events = [e for e in read_events(folder.events_of(DRIVER)) if e.kind in OF_SEARCHES]
         self._search = SearchRun(search, parallel, [(event.kind, event.data) for event in events])
         self._is_over = any(event.kind == SEARCH_ENDED for event in events)
-        self._copies: deque[tuple[Future[None], Trial, Parent]] = deque()
         for trial in self._search.waiting:
-            self._inherit(trial)
-        self.finish_preparing()
+            PATIENT.call(self._inherit, trial)
 
     def member(self, name: str) -> Member:
         """Return a trial as a member: with its config, up to the epochs asked for."""
@@ -144,7 +139,7 @@ class TrialQueue:
         for request in self._search.requests(resources):
             events.write(TRIAL, **request)
             is_new = True
-            self._inherit(self._search.trials[request["number"]])
+            PATIENT.call(self._inherit, self._search.trials[request["number"]])
         if reason := self._search.reason_to_end(resources):
             events.write(SEARCH_ENDED, reason=reason)
             self._is_over = is_new = True
@@ -164,55 +159,22 @@ class TrialQueue:
             return None
         return -values[-1] if objective.mode == "max" else values[-1]
 
-    @property
-    def is_preparing(self) -> bool:
-        """True while a trial gets its parent's files; then it also gets the parent's epochs."""
-        while self._copies and self._copies[0][0].done():
-            copied, trial, parent = self._copies.popleft()
-            try:
-                copied.result()
-                PATIENT.call(self._inherit_epochs, trial, parent)
-            except OSError as error:
-                self._is_over = True
-                self._on_failure(error)
-        return bool(self._copies)
-
-    def finish_preparing(self) -> None:
-        """Wait until all files are copied."""
-        while self.is_preparing:
-            self._copies[0][0].exception()
-
     def _inherit(self, trial: Trial) -> None:
-        """Give a trial its parent's checkpoint, in a thread, since it may take minutes, unless it has begun.
+        """Give a trial its parent's checkpoint and epochs, unless it has begun.
 
-        No training starts until this ends, so the parent's checkpoint stays that of the report.
+        No training starts until this returns, so the parent's checkpoint stays that of the report.
         """
         if trial.parent is None:
             return
         name, parent = self._search.member_of(trial), self._parent_of(trial.parent)
         own, origin = (CheckpointFolder(checkpoint_folder(self._spec, each)) for each in (name, parent))
-        copied: Future[None] = Future()
-
-        def copy() -> None:
-            try:
-                PATIENT.call(own.inherit, origin)
-            except OSError as error:
-                copied.set_exception(error)
-            else:
-                copied.set_result(None)
-
-        self._copies.append((copied, trial, trial.parent))
-        # A daemon thread, since the driver must be able to end meanwhile.
-        threading.Thread(target=copy, name="inherit", daemon=True).start()
-
-    def _inherit_epochs(self, trial: Trial, parent: Parent) -> None:
-        name = self._search.member_of(trial)
+        own.inherit(origin)
         done = {e.record.epoch for e in read_events(self._folder.events_of(name)) if e.kind == "epoch"}
         events = EventWriter(self._folder.events, name, 0, lambda length: self._announce(name, length))
-        for event in read_events(self._folder.events_of(self._parent_of(parent))):
+        for event in read_events(self._folder.events_of(parent)):
             epoch = event.record.epoch if event.kind == "epoch" else math.inf
             # After a restart the parent may have trained on.
-            if epoch <= parent.epochs and epoch not in done:
+            if epoch <= trial.parent.epochs and epoch not in done:
                 done.add(epoch)
                 events.write("epoch", **event.data)
 

@@ -102,7 +102,7 @@ def test_status_shows_a_script_within_its_epoch(tmp_path):
     assert (seen["epoch"], 0 < seen["position"] < 100, seen["samples"]) == (1, True, 0)
     assert 0 < seen["rate"] < 5
     assert 0 < seen["loss"] <= 1
-    assert "in training" in project.here("status").stdout
+    assert "In training just now" in project.here("status").stdout
     assert project.here("cancel", "--json").code == 0
     assert project.epochs(RUN) == {}
     wait_for(lambda: not alive(str(project.path)))
