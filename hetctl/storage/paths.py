@@ -75,7 +75,7 @@ class JobFiles:
     live_metrics = Below("job-{number:04d}.metrics.json")
     """Live metrics of the members in training; the file exists while the job runs."""
 
-    lineups = Below("job-{number:04d}.lineups.jsonl")
+    round_inputs = Below("job-{number:04d}.lineups.jsonl")
     """Inputs of rounds for the nodes' leaders: a line for each round with leaders."""
 
     exchange_log = Below("job-{number:04d}.exchange.log")

@@ -121,7 +121,7 @@ def test_readers_see_one_text_or_the_other_while_it_is_replaced(tmp_path):
 def test_the_files_of_a_job_bear_its_number(tmp_path):
     job = RunFolder(tmp_path).job(7)
     own = [job.script, job.log, job.claim, job.stop, job.live_metrics, job.agents.address, job.agents.log]
-    own += [job.lineups, job.exchange_log]
+    own += [job.round_inputs, job.exchange_log]
     assert {path.parent for path in own} == {tmp_path}
     assert all(path.name.startswith("job-0007.") for path in own)
     assert len(set(own)) == len(own)

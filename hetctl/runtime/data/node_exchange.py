@@ -58,11 +58,11 @@ IBCAST = {"OMPI_MCA_coll_libnbc_ibcast_algorithm": "1"}
 def main() -> int:
     """Serve the trainers of a round until all have left."""
     parser = argparse.ArgumentParser(prog="python -m hetctl.runtime.data.node_exchange", description=__doc__)
-    parser.add_argument("lineups", type=Path)
+    parser.add_argument("round_inputs", type=Path)
     parser.add_argument("--round", type=int, required=True)
     arguments = parser.parse_args()
     try:
-        lead(read_round(arguments.lineups, arguments.round))
+        lead(read_round(arguments.round_inputs, arguments.round))
     except Exception:
         traceback.print_exc()
         _end_the_others()

@@ -302,8 +302,8 @@ class LeaderSteps:
         """Start the leaders of a round, if it needs any; OSError if they cannot be started."""
         if not inputs.has_leaders or self._start_leaders is None:
             return
-        append_round(self._files.lineups, inputs)
-        arguments = (str(self._files.lineups), "--round", str(inputs.index))
+        append_round(self._files.round_inputs, inputs)
+        arguments = (str(self._files.round_inputs), "--round", str(inputs.index))
         command = (sys.executable, "-m", "hetctl.runtime.data.node_exchange", *arguments)
         name = f"exchange of round {inputs.index}"
         step = self._start_leaders(self._site, name, nodes_of(inputs.allocations), command)

@@ -1,4 +1,4 @@
-"""Input shares of ranks, and lineups of rounds as leaders read them."""
+"""Input shares of ranks, and inputs of rounds as leaders read them."""
 
 from __future__ import annotations
 
