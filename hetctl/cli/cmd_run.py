@@ -315,9 +315,9 @@ def report_command(run: str | None, output: Path) -> None:
     status = compared_status(project, run)
     # Importing Matplotlib takes half a second, which a refusal need not wait for.
     from hetctl.reports.run_page import render_page
-    from hetctl.reports.summary import describe_comparison
+    from hetctl.reports.summary import describe_clusters, describe_comparison
 
     write_text(output, render_page(status, search_in(project, status)))
-    compared = [describe_comparison(status)] if status.comparison else []
+    compared = [describe_comparison(status), *describe_clusters(status)] if status.comparison else []
     fields = {"run": status.run, "path": str(output.resolve()), "comparison": encode(status.comparison)}
     show(fields, lambda: [f"wrote {output}", *compared])

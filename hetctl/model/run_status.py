@@ -57,6 +57,16 @@ class MemberRate:
 
 
 @dataclass(frozen=True)
+class OnCluster:
+    """Simulated makespans in seconds on a cluster: with the baseline, and with `fluid`."""
+
+    nodes: int
+    gpus: int
+    baseline_s: float
+    fluid_s: float
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Comparison of a finished run with simulations that use its measured rates and numbers of epochs.
 
@@ -68,12 +78,18 @@ class Comparison:
         Simulated makespans in seconds with that planner and with the run's own.
     epochs : int
         Epochs of all members together.
+    clusters : tuple of OnCluster
+        The same epochs on clusters of other sizes; empty for too many members.
+    known_gpus : int
+        Largest number of GPUs on which a rate was seen or profiled; rates on more are predicted.
     """
 
     baseline: str
     baseline_s: float
     simulated_s: float
     epochs: int
+    clusters: tuple[OnCluster, ...] = ()
+    known_gpus: int = 0
 
 
 @dataclass(frozen=True)

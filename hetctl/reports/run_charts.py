@@ -13,7 +13,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, Percent
 
 from hetctl.model.hops import DONE, HopStatus, slots_in
 from hetctl.model.pipelines import PipelineEpoch, StageReport
-from hetctl.model.run_status import BalanceHistory, MemberStatus, RunStatus, TaskSpan
+from hetctl.model.plan import USUAL_PLANNER
+from hetctl.model.run_status import BalanceHistory, Comparison, MemberStatus, RunStatus, TaskSpan
 from hetctl.model.searches import SearchStatus, TrialStatus
 from hetctl.reports.figures import Tips, draw_svg, time_unit
 from hetctl.reports.gantt import HOPS, gantt_section
@@ -27,6 +28,8 @@ BOLD_MEMBERS = 20
 BARS = 20
 NUMBERED_DOTS = 40
 TOLERANCE = 0.2
+CLUSTER_COLOURS = (RULE, COLOURS[13])
+"""Of the baseline, and of `fluid`."""
 END_MARKERS = {"converged": "o", "failed": "X"}
 
 
@@ -86,6 +89,38 @@ def _draw_curve(
     marker = END_MARKERS.get(member.state, "o" if len(points) == 1 else "")
     if marker and prominent:
         axes.plot(epochs[-1], values[-1], marker, color=colour, markersize=5, markeredgecolor="white")
+
+
+def clusters_svg(comparison: Comparison) -> str:
+    """Draw the simulated times on each cluster: with the baseline, and with `fluid`."""
+    clusters = comparison.clusters
+    unit, length = time_unit(max(max(one.baseline_s, one.fluid_s) for one in clusters))
+
+    def draw(figure: Figure, tips: Tips) -> None:
+        axes = figure.add_subplot()
+        for row, one in enumerate(clusters):
+            for offset, planner, seconds in (
+                (-0.2, comparison.baseline, one.baseline_s),
+                (0.2, USUAL_PLANNER, one.fluid_s),
+            ):
+                (bar,) = axes.barh(row + offset, seconds / length, 0.36, color=CLUSTER_COLOURS[offset > 0])
+                bar.set_gid(tips.add(f"{one.gpus} GPUs · {planner} · {format_seconds(seconds)}"))
+                text = f"{format_seconds(seconds)} · {planner}"
+                if offset > 0:
+                    text += f" · {one.baseline_s / seconds:.2f} times as fast"
+                end = (seconds / length, row + offset)
+                axes.annotate(text, end, (5, 0), textcoords="offset points", va="center", color=INK)
+        labels = [f"{one.nodes} x {one.gpus // one.nodes} GPUs" for one in clusters]
+        axes.set_yticks(range(len(clusters)), labels)
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        # Labels stand to the right of the bars.
+        axes.set_xlim(0, 1.35 * axes.get_xlim()[1])
+        axes.set_xlabel(unit, loc="right")
+        figure.subplots_adjust(left=0.075, right=0.985, top=0.97, bottom=0.4 / height)
+
+    height = 0.5 + 0.66 * len(clusters)
+    return draw_svg("clusters", "simulated times on clusters, by planner", height, draw)
 
 
 def comparable(status: RunStatus) -> list[MemberStatus]:

@@ -17,6 +17,7 @@ from hetctl.reports.run_charts import (
     PARTS,
     accuracy_svg,
     balance_svg,
+    clusters_svg,
     comparable,
     hop_section,
     learning_svg,
@@ -29,6 +30,7 @@ from hetctl.reports.style import colours_of
 from hetctl.reports.summary import (
     STATES,
     busy_fraction,
+    describe_clusters,
     describe_comparison,
     describe_error,
     describe_states,
@@ -81,6 +83,9 @@ def _charts(status: RunStatus, search: SearchStatus | None, colours: Mapping[str
         yield Section(notes=[("No task has started yet; figures appear as members train.", "")])
     if status.hops:
         yield hop_section(status.hops, colours)
+    if status.comparison and status.comparison.clusters:
+        about = " ".join(("The same epochs at the rates seen.", *describe_clusters(status)))
+        yield Section("On a cluster, simulated", about, clusters_svg(status.comparison))
     if any(status.history.values()):
         faint = f" The {BOLD_MEMBERS} best are bold." if len(colours) > BOLD_MEMBERS else ""
         about = f"A dot ends the curve of a converged member, a cross that of a failed one.{faint}"

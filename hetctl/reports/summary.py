@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hetctl.model.plan import USUAL_PLANNER
 from hetctl.model.profile import some_of
 from hetctl.model.run_status import MemberStatus, RoundSpan, RunStatus, TaskSpan
 from hetctl.reports.units import device_word, format_percent, format_seconds
@@ -48,6 +49,26 @@ def describe_comparison(status: RunStatus) -> str:
         f"{beside.baseline} and {simulated} with {status.planner}; this run took "
         f"{format_seconds(status.measured_s)}."
     )
+
+
+def describe_clusters(status: RunStatus) -> list[str]:
+    """Return two lines about the simulated clusters; none without any."""
+    beside = status.comparison
+    if beside is None or not beside.clusters:
+        return []
+    times = [
+        ", ".join(format_seconds(seconds) for seconds in each)
+        for each in zip(*((one.baseline_s, one.fluid_s) for one in beside.clusters), strict=True)
+    ]
+    nodes = ", ".join(str(one.nodes) for one in beside.clusters)
+    per_node = beside.clusters[0].gpus // beside.clusters[0].nodes
+    most = max(one.baseline_s / one.fluid_s for one in beside.clusters)
+    known = f"{beside.known_gpus} {device_word(status.device, beside.known_gpus)}"
+    return [
+        f"On {nodes} nodes of {per_node} GPUs they take {times[0]} with {beside.baseline}, one GPU each,",
+        f"and {times[1]} with {USUAL_PLANNER}, {most:.2f} times as fast at best;"
+        f" rates on more than {known} are predicted.",
+    ]
 
 
 def describe_error(error: float) -> str:

@@ -11,7 +11,7 @@ import matplotlib
 import pytest
 from pipelined_run import status as pipeline
 
-from hetctl.model.run_status import BalanceHistory, BalancePoint, Comparison, MemberRate, RunStatus
+from hetctl.model.run_status import BalanceHistory, BalancePoint, Comparison, MemberRate, OnCluster, RunStatus
 from hetctl.reports.run_page import render_page
 from hetctl.reports.style import COLOURS, colours_of, ink_on
 
@@ -69,6 +69,14 @@ def test_the_page_opens_with_the_key_figures_of_the_run(make_run: MakeRun) -> No
     assert outline.texts["text"].count("-10 %") == 2
     assert any("3:34 min" in text and "166" in text for text in outline.texts["p"])
     assert "odd" in outline.texts["p"]
+
+
+def test_the_page_shows_what_other_clusters_would_take(make_run: MakeRun) -> None:
+    clusters = (OnCluster(1, 4, 200.0, 160.0), OnCluster(2, 8, 150.0, 75.0))
+    compared = Comparison("independent", 214.0, 180.0, 166, clusters, 2)
+    outline = Outline(render_page(replace(make_run(), comparison=compared)))
+    assert any("predicted" in text and "more than 2 slots" in text for text in outline.texts["p"])
+    assert {"1 x 4 GPUs", "1:15 min · fluid · 2.00 times as fast"} <= set(outline.texts["text"])
 
 
 def test_what_users_wrote_is_escaped_everywhere(make_run: MakeRun) -> None:

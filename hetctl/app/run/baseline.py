@@ -1,17 +1,18 @@
-"""Simulated time of a run with other planners, at the rates that were measured in training."""
+"""Simulated time of a run with other planners and on other clusters, at the rates measured in training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hetctl.app.plan.planning import JOB_OVERHEAD_S, ROUND_OVERHEAD_S
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.events import Event
+from hetctl.model.plan import USUAL_PLANNER
 from hetctl.model.run import LOCKSTEP, RunSpec
-from hetctl.model.run_status import Comparison
+from hetctl.model.run_status import Comparison, OnCluster
 from hetctl.model.site import Cluster
-from hetctl.model.training_progress import Progress
+from hetctl.model.training_progress import EpochHistory, Progress
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.planners import planner_named
@@ -21,14 +22,18 @@ from hetctl.scheduling.simulate.scenario import JobTiming, Scenario
 
 BASELINE = "independent"
 """Planner that gives each member one GPU, and each free GPU the next member."""
+CLUSTERS = tuple((nodes, 4) for nodes in (1, 2, 4))
+"""Nodes, and GPUs of each, of the clusters on which a run is simulated as well."""
+MOST_MEMBERS = 500
+"""Largest number of members that are simulated on these clusters, which takes a few seconds then."""
 
 
 def comparison_of(
     spec: RunSpec, progress: Mapping[str, Progress], events: Sequence[Event]
 ) -> Comparison | None:
-    """Simulate a finished run with its own planner and with the baseline.
+    """Simulate a finished run with its own planner, with the baseline, and with both on other clusters.
 
-    Both are given the rates measured in training, and train the same epochs as the run.
+    All are given the rates measured in training, and train the same epochs as the run.
 
     Returns
     -------
@@ -39,7 +44,7 @@ def comparison_of(
         return None
     # Commands that report no epoch leave nothing to simulate.
     epochs = sum(len(member.epochs) for member in progress.values())
-    if not epochs or not (members := _as_trained(spec, progress)):
+    if not epochs or not (members := _as_trained(spec, progress, spec.gpus)):
         return None
     timing = JobTiming(spec.wall_s, spec.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
     scenario = Scenario(Cluster.at(spec.site, spec.gpus), timing, lockstep=spec.sharing == LOCKSTEP)
@@ -55,10 +60,39 @@ def comparison_of(
         baseline_s=rank_start_s + baseline.predicted_makespan_s,
         simulated_s=rank_start_s + own.predicted_makespan_s,
         epochs=epochs,
+        clusters=tuple(_on_clusters(spec, progress, rank_start_s)),
+        known_gpus=_known_gpus(spec, progress),
     )
 
 
-def _as_trained(spec: RunSpec, progress: Mapping[str, Progress]) -> list[Workload]:
+def _on_clusters(spec: RunSpec, progress: Mapping[str, Progress], rank_start_s: float) -> Iterator[OnCluster]:
+    """Yield the times on the clusters that are large enough for each member; none for too many members."""
+    if len(progress) > MOST_MEMBERS:
+        return
+    timing = JobTiming(None, 0.0, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
+    options = options_from({})
+    for nodes, per_node in CLUSTERS:
+        gpus = nodes * per_node
+        # All nodes of a cluster have the type of GPU whose rates are `rates`.
+        members = [replace(member, rates_by_type={}) for member in _as_trained(spec, progress, gpus)]
+        if any(member.min_gpus > gpus for member in members):
+            continue
+        scenario = Scenario(Cluster.of(gpus, per_node), timing)
+        baseline_s, fluid_s = (
+            rank_start_s + forecast(planner_named(name), members, scenario, options).predicted_makespan_s
+            for name in (BASELINE, USUAL_PLANNER)
+        )
+        yield OnCluster(nodes, gpus, baseline_s, fluid_s)
+
+
+def _known_gpus(spec: RunSpec, progress: Mapping[str, Progress]) -> int:
+    """Return the largest number of GPUs on which some member's rate was seen or profiled."""
+    profiled = (gpus for profile in spec.profiles for gpus in profile.rates)
+    seen = (gpus for member in progress.values() for _, gpus, _ in EpochHistory.of(member.epochs).rates)
+    return max((*profiled, *seen))
+
+
+def _as_trained(spec: RunSpec, progress: Mapping[str, Progress], gpus: int) -> list[Workload]:
     """Return the members in their initial state, with the work and the rates of the run."""
     profiles = {profile.member: profile for profile in spec.profiles}
     restarted = {
@@ -69,7 +103,7 @@ def _as_trained(spec: RunSpec, progress: Mapping[str, Progress]) -> list[Workloa
         spec.ensemble,
         profiles,
         restarted,
-        spec.gpus,
+        gpus,
         in_lockstep=spec.sharing == LOCKSTEP,
     )
     return [

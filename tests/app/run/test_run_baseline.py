@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hetctl.app.plan.planning import ROUND_OVERHEAD_S
+from hetctl.app.run import baseline
 from hetctl.app.run.baseline import comparison_of
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.events import Event
@@ -48,6 +49,36 @@ def test_the_baseline_trains_the_same_epochs_at_the_seen_rates() -> None:
     assert (found.baseline, found.epochs) == ("independent", 9)
     assert found.baseline_s == pytest.approx(1 + 60)
     assert found.simulated_s <= found.baseline_s
+
+
+def test_larger_clusters_train_the_same_epochs_and_say_up_to_where_rates_are_known() -> None:
+    """With a GPU for each member all wait for c, which fluid gives more GPUs."""
+    found = comparison_of(SPEC, FINISHED, [])
+    assert found is not None
+    assert [(one.nodes, one.gpus) for one in found.clusters] == [(1, 4), (2, 8), (4, 16)]
+    assert [one.baseline_s for one in found.clusters] == [pytest.approx(1 + 60)] * 3
+    assert all(one.fluid_s < 0.8 * one.baseline_s for one in found.clusters)
+    assert found.known_gpus == 2
+
+
+def test_clusters_too_small_for_a_member_are_left_out() -> None:
+    wide = replace(MEMBERS[2], min_gpus=6)
+    spec = replace(
+        SPEC,
+        gpus=8,
+        site=replace(SITE, nodes=4),
+        ensemble=replace(SPEC.ensemble, members=(*MEMBERS[:2], wide)),
+    )
+    found = comparison_of(spec, FINISHED, [])
+    assert found is not None
+    assert [one.gpus for one in found.clusters] == [8, 16]
+
+
+def test_a_large_ensemble_is_simulated_on_no_other_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baseline, "MOST_MEMBERS", 2)
+    found = comparison_of(SPEC, FINISHED, [])
+    assert found is not None
+    assert found.clusters == ()
 
 
 def test_both_simulations_include_the_start_of_the_first_rank() -> None:
