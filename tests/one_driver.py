@@ -12,7 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from hetctl.model.events import DRIVER, Event
 
-OF_TRAINERS = frozenset({"started", "first_step", "epoch", "checkpoint", "converged", "stopped", "failed"})
+OF_TRAINERS = frozenset(
+    {"started", "first_step", "rate", "epoch", "checkpoint", "converged", "stopped", "failed"}
+)
 
 
 def problems(events: Iterable[Event], *, epochs: Mapping[str, int] | None = None) -> list[str]:

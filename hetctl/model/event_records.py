@@ -13,7 +13,7 @@ from hetctl.model.plan import Placement
 from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, ProfilePoint
 from hetctl.model.searches import REPORT, SEARCH_ENDED, TRIAL
 from hetctl.model.serialization import decode
-from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_progress import EpochResult, TimedRate
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,11 @@ FORMS: Mapping[str, type] = {
     "round_ended": _form(ended_by=str),
     "task_started": TaskStarted,
     "task_ended": _form(member=str, exit_code=int, reason=ExitReason, description=str),
-    "started": _form(epochs=int, part_samples=int),
+    "started": _form(epochs=int, part_samples=int, samples=(int | None, None)),
     "first_step": _form(
         startup_s=(float, 0.0), restart_s=(float | None, None), peak_memory_bytes=(int | None, None)
     ),
+    "rate": TimedRate,
     "epoch": EpochResult,
     "checkpoint": _form(epoch=int, part_samples=int, path=(str, "")),
     "stages": Stages,

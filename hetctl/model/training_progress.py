@@ -10,6 +10,7 @@ from array import array
 from base64 import b64decode, b64encode
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -52,6 +53,27 @@ class EpochResult:
 
 
 @dataclass(frozen=True)
+class TimedRate:
+    """Rate of a group in training, from timed steps.
+
+    Parameters
+    ----------
+    rate : float
+        Samples/s of the group.
+    batch_size, gpu_type
+        Same as in `EpochResult`.
+    error : float
+        Half-width of the rate's 95 % confidence interval, relative to the rate.
+    """
+
+    rate: float
+    gpus: int
+    batch_size: int
+    gpu_type: str | None
+    error: float
+
+
+@dataclass(frozen=True)
 class Progress:
     """Progress of a member.
 
@@ -73,6 +95,8 @@ class Progress:
         Total epochs that a search has asked for; 0 before it begins the trial, None if it is no trial.
     reported : int
         Total epochs of the last request that the search has a report of.
+    samples_per_epoch : int or None
+        Training samples per epoch, as its trainer found them; None: it has not said so.
     restarts_s : tuple of float
         Seconds to the first step of its newest starts on ranks that had trained before.
     """
@@ -89,6 +113,7 @@ class Progress:
     furthest: int = 0
     asked: int | None = None
     reported: int = 0
+    samples_per_epoch: int | None = None
     restarts_s: tuple[float, ...] = ()
 
     @property
@@ -221,6 +246,10 @@ class _Rows:
             )
 
 
+def _key_of(seen: EpochResult | TimedRate) -> tuple[str, int, int | None]:
+    return seen.gpu_type or "", seen.gpus, seen.batch_size
+
+
 class EpochHistory(Sequence[EpochResult]):
     """Finished epochs of a member; it never changes.
 
@@ -230,12 +259,13 @@ class EpochHistory(Sequence[EpochResult]):
     Attributes
     ----------
     rates : mapping of (str, int, int or None) to tuple of float
-        Newest rates by type of GPU ("": none, or several), number of GPUs, and batch size.
+        Newest rates of epochs, and those timed within them, by type of GPU ("": none, or several), number
+        of GPUs, and batch size.
     overheads_s : mapping of int or None to tuple of float
         Newest overheads by batch size.
     """
 
-    __slots__ = ("_count", "_last", "_packed", "_summary", "_unpacked", "overheads_s", "rates")
+    __slots__ = ("_count", "_last", "_packed", "_summary", "_timed", "_unpacked", "overheads_s", "rates")
 
     def __init__(self) -> None:
         self._unpacked: _Rows | None = _Rows()
@@ -243,6 +273,8 @@ class EpochHistory(Sequence[EpochResult]):
         self._summary: Any = None
         self._last: EpochResult | None = None
         self._count = 0
+        self._timed: tuple[TimedRate, ...] = ()
+        """The newest of each key of `rates`."""
         self.rates: Mapping[tuple[str, int, int | None], tuple[float, ...]] = {}
         self.overheads_s: Mapping[int | None, tuple[float, ...]] = {}
 
@@ -277,26 +309,39 @@ class EpochHistory(Sequence[EpochResult]):
         rows.add(done, line)
         made = EpochHistory.__new__(EpochHistory)
         made._unpacked, made._packed, made._summary, made._count = rows, None, None, self._count + 1
-        made.rates, made.overheads_s = self.rates, self.overheads_s
+        made._timed, made.rates, made.overheads_s = self._timed, self.rates, self.overheads_s
         made._note(done)
+        return made
+
+    def with_rate(self, timed: TimedRate) -> EpochHistory:
+        """Return the same epochs with one more rate."""
+        made = copy(self)
+        made._timed = (*(other for other in self._timed if _key_of(other) != _key_of(timed)), timed)
+        made._note_rate(timed)
         return made
 
     def _note(self, done: EpochResult) -> None:
         self._last = done
-        if done.rate:
-            key = done.gpu_type or "", done.gpus, done.batch_size
-            self.rates = {**self.rates, key: (*self.rates.get(key, ()), done.rate)[-NEWEST:]}
+        self._note_rate(done)
         if done.overhead_s is not None:
             before = self.overheads_s.get(done.batch_size, ())
             self.overheads_s = {**self.overheads_s, done.batch_size: (*before, done.overhead_s)[-NEWEST:]}
 
+    def _note_rate(self, seen: EpochResult | TimedRate) -> None:
+        if seen.rate:
+            key = _key_of(seen)
+            self.rates = {**self.rates, key: (*self.rates.get(key, ()), seen.rate)[-NEWEST:]}
+
     def until(self, epoch: int) -> EpochHistory:
-        """Return the epochs up to that number; all must be in order."""
+        """Return the epochs up to that number, with the rates timed so far; all must be in order."""
         if self._last is None or epoch >= self._last.epoch:
             return self
         made = EpochHistory.__new__(EpochHistory)
         made._unpacked, made._packed, made._count = self._rows, None, self._position(epoch)
         made._last, made._summary, made.rates, made.overheads_s = None, None, {}, {}
+        made._timed = self._timed
+        for timed in made._timed:
+            made._note_rate(timed)
         for done in made:
             made._note(done)
         return made
@@ -356,7 +401,8 @@ class EpochHistory(Sequence[EpochResult]):
         """Return the argument of `from_row`, without the epochs."""
         rates = [[*key, newest] for key, newest in self.rates.items()]
         last = self._last and list(vars(self._last).values())
-        return [self._count, last, rates, list(self.overheads_s.items()), self._summarised]
+        timed = [list(vars(each).values()) for each in self._timed]
+        return [self._count, last, rates, list(self.overheads_s.items()), self._summarised, timed]
 
     def packed(self) -> bytes:
         """Return the epochs as one line of text."""
@@ -371,8 +417,8 @@ class EpochHistory(Sequence[EpochResult]):
     def from_row(cls, row: Sequence[Any], packed: bytes | memoryview) -> EpochHistory:
         """Return the history with this `row` and `packed`."""
         made = cls.__new__(cls)
-        # Old rows have no summary.
-        made._count, last, rates, overheads_s, made._summary = (*row, None)[:5]
+        made._count, last, rates, overheads_s, made._summary, timed = row
+        made._timed = tuple(TimedRate(*each) for each in timed)
         made._last = last and EpochResult(*last)
         made.rates = {(gpu_type, gpus, size): tuple(newest) for gpu_type, gpus, size, newest in rates}
         made.overheads_s = {size: tuple(newest) for size, newest in overheads_s}

@@ -10,6 +10,8 @@ from itertools import pairwise
 
 WANTED_ERROR = 0.03
 """Half-width of the confidence interval of a rate, relative to it, that is accurate enough."""
+WANTED_IN_TRAINING = 0.05
+"""The same for a rate that is timed in training."""
 LEAST_RUNS = 6
 LEAST_TIMED_S = 0.6
 """Least time in seconds for which steps are timed: disturbances change more slowly than fast steps."""
@@ -71,8 +73,8 @@ def step_times(runs: Sequence[float]) -> StepTimes:
     )
 
 
-def is_known(runs: Sequence[float], timed_s: float) -> bool:
-    """Return true if the rate is known within `WANTED_ERROR`, or if `MOST_TIMED_S` have been spent.
+def is_known(runs: Sequence[float], timed_s: float, wanted_error: float = WANTED_ERROR) -> bool:
+    """Return true if the rate is known within an error, or if `MOST_TIMED_S` have been spent.
 
     Parameters
     ----------
@@ -81,7 +83,7 @@ def is_known(runs: Sequence[float], timed_s: float) -> bool:
     """
     if len(runs) < LEAST_RUNS or timed_s < LEAST_TIMED_S:
         return False
-    return timed_s >= MOST_TIMED_S or step_times(runs).error <= WANTED_ERROR
+    return timed_s >= MOST_TIMED_S or step_times(runs).error <= wanted_error
 
 
 def _half_width(seconds: Sequence[float]) -> float:
@@ -227,10 +229,21 @@ def script_pace(marks: Sequence[Mark], began: float) -> ScriptPace | None:
 
 def is_measured(marks: Sequence[Mark]) -> bool:
     """Return true if the rate is known, and a whole epoch was seen from end to end."""
-    marks = [mark for mark in marks if mark.samples]
-    runs = list(_runs(marks))
-    known = is_known([seconds / samples for samples, seconds in runs], sum(seconds for _, seconds in runs))
-    return known and sum(mark.finished for mark in marks) > 1
+    return known_times(marks) is not None and sum(mark.finished for mark in marks if mark.samples) > 1
+
+
+def known_times(marks: Sequence[Mark], wanted_error: float = WANTED_ERROR) -> StepTimes | None:
+    """Return the times of a sample once `is_known` is true of them, else None."""
+    runs = list(_runs([mark for mark in marks if mark.samples]))
+    of_samples = [seconds / samples for samples, seconds in runs]
+    known = is_known(of_samples, sum(seconds for _, seconds in runs), wanted_error)
+    return step_times(of_samples) if known else None
+
+
+def is_new_run(marks: Sequence[Mark], mark: Mark) -> bool:
+    """Return false if a mark is so soon after the last of the marks that it ends no run of steps."""
+    last = marks[-1] if marks else None
+    return last is None or mark.finished or mark.epoch != last.epoch or mark.time - last.time >= RUN_S
 
 
 def _runs(marks: Sequence[Mark]) -> Iterator[tuple[float, float]]:

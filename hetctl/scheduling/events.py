@@ -89,8 +89,8 @@ class TaskEnded(SchedulingEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class EpochDone(SchedulingEvent):
-    """End of an epoch of a member in training, with its rate in samples/s."""
+class RateSeen(SchedulingEvent):
+    """Rate of a member in training, in samples/s: timed within an epoch, or that of its last one."""
 
     member: str
     rate: float

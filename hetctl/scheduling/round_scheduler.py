@@ -96,7 +96,7 @@ class RoundScheduler(JobScheduler):
         self._fresh = self._changed = True
         self._handlers |= {
             events.MemberArrived: self._on_member_arrived,
-            events.EpochDone: self._on_epoch_done,
+            events.RateSeen: self._on_rate_seen,
         }
 
     def _start_tasks(self, now_s: float) -> None:
@@ -148,7 +148,7 @@ class RoundScheduler(JobScheduler):
             self._commands.append(EndRound(ended.round, ended_round.ended_by))
             del self._rounds[ended.round]
 
-    def _on_epoch_done(self, event: events.EpochDone) -> None:
+    def _on_rate_seen(self, event: events.RateSeen) -> None:
         """Call an elastic planner again if a member's rate differs much from the planned one."""
         task = self.running.get(event.member)
         if task and self._planner.paradigm == "elastic" and is_noteworthy(task.rate, event.rate):

@@ -27,7 +27,9 @@ from hetctl.storage.snapshot import Lines, OrderedFold, Row, from_row, row_of, w
 
 RECENT_RESTARTS = 3
 """Number of newest restarts that are kept for a member."""
-OF_MEMBERS = frozenset({"started", "first_step", "epoch", "checkpoint", "converged", "stopped", "failed"})
+OF_MEMBERS = frozenset(
+    {"started", "first_step", "rate", "epoch", "checkpoint", "converged", "stopped", "failed"}
+)
 """Kinds of event in a member's file that determine its progress."""
 OF_DRIVERS = frozenset({"task_ended", TRIAL, REPORT})
 """Kinds of event in the drivers' file that determine the progress of the member that they name."""
@@ -221,7 +223,8 @@ def _resumed(state: MemberFold, event: Event, _member: Member, _retries: int) ->
     last = event.record.epochs
     kept = [(done, line) for done, line in state.epochs.after(last) if line > event.seq]
     epochs = _extended(state.epochs.until(last), kept)
-    state = _with(state, epochs=epochs, part_samples=event.record.part_samples)
+    samples = event.record.samples or state.progress.samples_per_epoch
+    state = _with(state, epochs=epochs, part_samples=event.record.part_samples, samples_per_epoch=samples)
     return with_fields(state, resumed=max(state.resumed, (event.seq, last)))
 
 
@@ -250,7 +253,14 @@ def _with_epoch(state: MemberFold, event: Event, _member: Member, _retries: int)
     furthest = state.progress.furthest
     # A member may fail before each next checkpoint: epochs that it trains again are no progress.
     further = {"failures": 0, "furthest": len(epochs)} if len(epochs) > furthest else {}
-    return _with(state, epochs=epochs, part_samples=0, **further)
+    # A command does not say at its start how long its epochs are.
+    samples = state.progress.samples_per_epoch or _samples_of(event)
+    return _with(state, epochs=epochs, part_samples=0, samples_per_epoch=samples, **further)
+
+
+def _samples_of(event: Event) -> int | None:
+    samples = event.data.get("samples")
+    return int(samples) if isinstance(samples, (int, float)) and 1 <= samples < 2**62 else None
 
 
 def _extended(epochs: EpochHistory, more: list[tuple[EpochResult, int]]) -> EpochHistory:
@@ -264,6 +274,7 @@ _STEPS: Mapping[str, Step] = {
     "task_ended": _after_task,
     "started": _resumed,
     "first_step": _restarted,
+    "rate": lambda state, event, *_: _with(state, epochs=state.epochs.with_rate(event.record)),
     "epoch": _with_epoch,
     "checkpoint": lambda state, event, *_: _after_reaching(
         state, event, (event.record.epoch, event.record.part_samples)

@@ -13,7 +13,7 @@ from hetctl.model.interpreter import frozen_afterwards
 from hetctl.model.run import RunSpec
 from hetctl.model.searches import SEARCH_ENDED, TRIAL
 from hetctl.model.serialization import decode, encode
-from hetctl.model.training_progress import EpochResult, Progress
+from hetctl.model.training_progress import EpochResult, Progress, TimedRate
 from hetctl.storage.event_log import EventLog
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import MemberFold, ProgressFold, member_of
@@ -59,6 +59,7 @@ class RunState:
         kept = (
             Event,
             EpochResult,
+            TimedRate,
             Progress,
             MemberFold,
             TaskRecord,

@@ -115,7 +115,7 @@ class TaskReport:
     epoch_since : float or None
         Start of the epoch in training: the first step, or the report of the previous epoch.
     rate : float or None
-        Samples/s of the last epoch that was trained, if measured.
+        Samples/s of the last epoch that was trained, or timed within it; None: not known yet.
     exit_reason : ExitReason or None
         Reason for the end, according to the last event of the trainer.
     stop_reasons : tuple of str
@@ -150,7 +150,9 @@ class TaskReport:
             self.epoch_since = event.time
             self.peak_memory_bytes = event.record.peak_memory_bytes or self.peak_memory_bytes
         elif kind == "epoch" and "evaluate_s" in event.data:  # others are only reported again
-            self.epoch_since, self.rate = event.time, event.record.rate
+            self.epoch_since, self.rate = event.time, event.record.rate or self.rate
+        elif kind == "rate":
+            self.rate = event.record.rate
 
 
 def report_of(events: Iterable[Event]) -> TaskReport:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.model.serialization import decode, encode
-from hetctl.model.training_progress import NEWEST, EpochHistory, EpochResult, Progress
+from hetctl.model.training_progress import NEWEST, EpochHistory, EpochResult, Progress, TimedRate
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 results = st.builds(
@@ -60,10 +60,11 @@ def test_no_change_of_a_batch_is_missing_from_a_history(told):
         assert set(changes) <= set(history.batches) <= set(known)
 
 
-def test_a_row_without_a_summary_is_read():
-    history = EpochHistory.of([EpochResult(1, {"loss": 2.0}, 1.0, 2, 0.0, batch_size=32)])
-    old = EpochHistory.from_row(history.row()[:-1], history.packed())
-    assert (old.best("loss", "min"), old.batches) == (2.0, [(1, 2, 32)])
+def test_a_timed_rate_outlives_the_epochs():
+    timed = TimedRate(50.0, 2, 32, None, 0.04)
+    history = EpochHistory.of([EpochResult(1, {"loss": 2.0}, 1.0, 1, 0.0)]).with_rate(timed)
+    again = EpochHistory.from_row(history.row(), history.packed()).until(0)
+    assert (list(again), again.rates) == ([], {("", 2, 32): (50.0,)})
 
 
 def test_epochs_with_equal_batches_are_one():

@@ -18,12 +18,12 @@ from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
 from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Start, Stop
 from hetctl.scheduling.events import (
-    EpochDone,
     JobEnding,
     JobOpened,
     MemberArrived,
     NodeJoined,
     NodeLost,
+    RateSeen,
     SchedulingEvent,
     TaskEnded,
     TaskSignalled,
@@ -177,9 +177,9 @@ def test_gpus_are_waited_for_that_others_are_about_to_leave() -> None:
     bench = Bench(Planner("p", "elastic", moved), "ab", Cluster.of(2, 2).nodes)
     bench.at(0.0)
     assert bench.all_at(1.0) == []
-    bench.core.handle(EpochDone(1.0, "a", 20.0))
+    bench.core.handle(RateSeen(1.0, "a", 20.0))
     assert bench.at(1.5) == [Stop(5, "preempted", "b"), Stop(5, "resize", "a")]
-    assert bench.at(2.0, EpochDone(2.0, "a", 50.0), TaskEnded(2.0, "a", ExitReason.STOPPED)) == []
+    assert bench.at(2.0, RateSeen(2.0, "a", 50.0), TaskEnded(2.0, "a", ExitReason.STOPPED)) == []
     ended, start = bench.at(3.0, TaskEnded(3.0, "b", ExitReason.STOPPED))
     assert ended == EndRound(5, "preempted")
     assert placed([start]) == {"a": on("a", "node-0", 0, 1)}
@@ -194,10 +194,10 @@ def test_an_expected_rate_triggers_no_call_of_an_elastic_planner() -> None:
 
     bench = Bench(Planner("p", "elastic", decide), "a")
     bench.at(0.0)
-    bench.at(1.0, EpochDone(1.0, "a", 9.0))
+    bench.at(1.0, RateSeen(1.0, "a", 9.0))
     assert asked == [0.0]
-    bench.at(2.0, EpochDone(2.0, "a", 5.0))
-    bench.at(3.0, EpochDone(3.0, "a", 5.0))
+    bench.at(2.0, RateSeen(2.0, "a", 5.0))
+    bench.at(3.0, RateSeen(3.0, "a", 5.0))
     assert asked == [0.0, 2.0]
 
 
@@ -265,7 +265,7 @@ def test_a_returned_node_is_used_once_its_last_group_has_ended() -> None:
 def test_no_member_waits_for_gpus_of_a_lost_node() -> None:
     bench = Bench(Planner("p", "elastic", moved), "ab", Cluster.of(4, 2).nodes)
     bench.at(0.0)
-    bench.at(1.0, EpochDone(1.0, "a", 50.0))
+    bench.at(1.0, RateSeen(1.0, "a", 50.0))
     lost = [TaskEnded(2.0, name, ExitReason.NODE_FAILURE) for name in "ab"]
     commands = bench.at(2.0, *lost, NodeLost(2.0, "node-0"))
     assert placed(commands) == {"a": on("a", "node-1", 0), "b": on("b", "node-1", 1)}

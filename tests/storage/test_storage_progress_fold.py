@@ -12,6 +12,7 @@ from whole_folds import progress_in, progress_of, usage_of
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.events import DRIVER, FREE_DISK_ERRORS, FREE_NODE_FAILURES, MEMBER_FAULTS, Event, ExitReason
 from hetctl.model.run import Usage
+from hetctl.perf.rate_prediction import seen_rates
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import ProgressFold, events_in
@@ -59,6 +60,17 @@ def test_the_newest_restarts_are_kept():
     starts += [event("a", "first_step", startup_s=9.0, restart_s=float(seconds)) for seconds in range(5)]
     assert fold(*starts[:1])["a"].restarts_s == ()
     assert fold(*starts)["a"].restarts_s == (2.0, 3.0, 4.0)
+
+
+def test_a_rate_counts_before_the_first_epoch_has_ended():
+    timed = {"rate": 50.0, "gpus": 2, "batch_size": 32, "gpu_type": None, "error": 0.04}
+    begun = [event("a", "started", epochs=0, part_samples=0, samples=640), event("a", "rate", 1.0, **timed)]
+    member = fold(*begun)["a"]
+    assert (member.samples_per_epoch, len(member.epochs)) == (640, 0)
+    assert seen_rates(member.epochs, 32) == {"": {2: 50.0}}
+    again = event("a", "started", 2.0, epochs=0, part_samples=0)
+    member = fold(*begun, again, epoch("a", 1, rate=40.0, gpus=1, batch_size=32))["a"]
+    assert (member.samples_per_epoch, seen_rates(member.epochs, 32)) == (640, {"": {2: 50.0, 1: 40.0}})
 
 
 def test_an_epoch_that_is_reported_twice_counts_once():

@@ -28,11 +28,11 @@ from hetctl.runtime.driver.run_members import RunMembers
 from hetctl.runtime.job_logs import disk_error_reason, log_line
 from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Start, Stop
 from hetctl.scheduling.events import (
-    EpochDone,
     JobEnding,
     JobOpened,
     NodeJoined,
     NodeLost,
+    RateSeen,
     TaskEnded,
     TaskSignalled,
     Tick,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from hetctl.runtime.driver.trial_queue import TrialQueue
 
 SIGNAL_DELAY_S = 0.5
-RATES_EVERY_S = 2.0
+RATES_EVERY_S = 0.5
 """Seconds between two checks of training members' rates, for planners that may resize them."""
 LIVE_METRICS_EVERY_S = 2.0
 """Seconds between two writes of live metrics."""
@@ -407,7 +407,7 @@ class Driver:
             return
         self._next_rates = time.monotonic() + RATES_EVERY_S
         for name, rate in self._members.rates_seen(self._scheduler.running).items():
-            self._send(EpochDone(self._now_s(), name, rate))
+            self._send(RateSeen(self._now_s(), name, rate))
 
     def _write_live_metrics(self) -> None:
         """Write the state of members in training for `hetctl status`; ignore a full disk."""

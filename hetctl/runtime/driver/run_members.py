@@ -131,7 +131,7 @@ class RunMembers:
             yield RunningMember(known, allocation, task.since_s)
 
     def rates_seen(self, running: Mapping[str, RunningTask]) -> dict[str, float]:
-        """Return the last epochs' rates in samples/s of members in training; some have none yet."""
+        """Return the last rates in samples/s of members in training; some have none yet."""
         self._refresh()
         rates = {name: self._state.reports[task.round, name].rate for name, task in running.items()}
         return {name: rate for name, rate in rates.items() if rate}

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import encode
-from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_progress import EpochResult, TimedRate
 from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
 from hetctl.runtime.data.loaders import Loader
 from hetctl.runtime.frameworks import TrainableNetwork
@@ -240,7 +240,12 @@ class MemberTrainer(ABC):
         self._restore()
         self._rescale_learning_rate()
         self._clock.restart()
-        self.events.write("started", epochs=len(self.state.epochs), part_samples=self.state.part_samples)
+        self.events.write(
+            "started",
+            epochs=len(self.state.epochs),
+            part_samples=self.state.part_samples,
+            samples=self.training.samples,
+        )
         while not (reason := self._reason_to_stop_for_good()):
             # Clocks and measured times differ: rank 0 decides, or some ranks would train on alone.
             if not self.group.broadcast(self.stop.permits(self._epoch_seconds_left())):
@@ -325,6 +330,10 @@ class MemberTrainer(ABC):
             restart_s=None if self.restarted_at is None else now - self.restarted_at,
             peak_memory_bytes=peak_memory(),
         )
+
+    def _report_rate(self, rate: float, error: float) -> None:
+        timed = TimedRate(rate, self.gpus, self.member.batch_size, self.gpu_type, error)
+        self.events.write("rate", **encode(timed))
 
     def _finish_epoch(self, number: int, rate: float | None, *, is_whole: bool) -> None:
         """Evaluate, save and report an epoch that this task has trained wholly or in part."""

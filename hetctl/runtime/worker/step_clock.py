@@ -7,10 +7,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from hetctl.perf.step_times import StepTimes, is_known, step_times
+from hetctl.perf.rate_prediction import is_noteworthy
+from hetctl.perf.step_times import WANTED_ERROR, WANTED_IN_TRAINING, StepTimes, is_known, step_times
 
 RUN_S = 0.1
 """Shortest timed run of steps in seconds: waiting for each step would slow a GPU down."""
+RATE_EVERY_S = 60.0
+"""Seconds from one measurement of the rate in training to the next."""
 
 
 def wait_for_device(loss: Any) -> None:
@@ -26,6 +29,8 @@ class SteadyClock:
     ----------
     clock : callable
         Clock that returns seconds.
+    wanted_error : float
+        Error of the rate, relative to it, that is accurate enough.
 
     Attributes
     ----------
@@ -35,8 +40,10 @@ class SteadyClock:
         Number of timed steps after the first.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, wanted_error: float = WANTED_ERROR
+    ) -> None:
+        self._clock, self._wanted_error = clock, wanted_error
         self._run_began = clock()
         self._run_steps = 0
         self._runs: list[float] = []
@@ -59,13 +66,70 @@ class SteadyClock:
             seconds = self._clock() - self._run_began
             self._runs.append(seconds / self._run_steps)
             self._timed_s += seconds
-            self.done = is_known(self._runs, self._timed_s)
+            self.done = is_known(self._runs, self._timed_s, self._wanted_error)
             self._run_steps = 0
             self._run_began = self._clock()
+
+    def restart(self, loss: Any) -> None:
+        """Drop the run that has begun: there was more to do than steps; the next one begins now."""
+        wait_for_device(loss)
+        self._run_steps = 0
+        self._run_began = self._clock()
 
     def result(self) -> StepTimes:
         """Return the times of steps; at least one after the first must have been recorded."""
         return step_times(self._runs)
+
+
+class RateClock:
+    """Rate of a group in training, known as soon as enough full batches are timed, and again if it changes.
+
+    Between two measurements nothing is timed, and the device is not waited for.
+
+    Parameters
+    ----------
+    chunk : int
+        Samples of a full batch of the whole group.
+    clock : callable
+        Clock that returns seconds.
+    """
+
+    def __init__(self, chunk: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._chunk, self._clock = chunk, clock
+        self._position = 0
+        self._rate: float | None = None
+        self._next_s = 0.0
+        self._steady: SteadyClock | None = SteadyClock(clock, WANTED_IN_TRAINING)
+
+    def note(self, position: int, loss: Any) -> tuple[float, float] | None:
+        """Record that `position` samples of an epoch are done; return a new rate in samples/s and its error.
+
+        The error is the half-width of the rate's 95 % confidence interval, relative to it.
+        """
+        is_full_batch, self._position = position - self._position == self._chunk, position
+        if self._steady is None:
+            if self._clock() < self._next_s:
+                return None
+            self._steady = SteadyClock(self._clock, WANTED_IN_TRAINING)
+        if not is_full_batch:
+            # It is the last one of an epoch, or the first after an evaluation or a checkpoint.
+            self._steady.restart(loss)
+            return None
+        self._steady.note(loss)
+        return self._result(self._steady) if self._steady.done else None
+
+    def interrupt(self) -> None:
+        """Record that the next step is not timed: it begins with other work."""
+        self._position = -1
+
+    def _result(self, steady: SteadyClock) -> tuple[float, float] | None:
+        times, before = steady.result(), self._rate
+        self._steady, self._next_s = None, self._clock() + RATE_EVERY_S
+        rate = self._chunk / times.mean_s
+        if before is not None and not is_noteworthy(before, rate):
+            return None
+        self._rate = rate
+        return rate, times.error
 
 
 class StepTimer(Protocol):

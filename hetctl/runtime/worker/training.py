@@ -44,7 +44,7 @@ from hetctl.runtime.worker.member_trainer import (
 )
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import has_saved
-from hetctl.runtime.worker.step_clock import EpochClock
+from hetctl.runtime.worker.step_clock import EpochClock, RateClock
 from hetctl.runtime.worker.tensorboard import Figures, TensorBoardWriter, rank_figures
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import tensorboard_file
@@ -78,6 +78,12 @@ class Trainer(MemberTrainer):
     network: TrainableNetwork
     balancer: TrainingBalancer | None = None
     accesses: SampleAccesses | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Only rank 0 reports the rate, and only what reports may wait for its device.
+        is_first = self.group.rank == 0
+        self._rate_clock = RateClock(self.member.step_samples(self.group.size)) if is_first else None
 
     def _restore_arrays(self, arrays: Arrays) -> None:
         managed = with_prefix(BALANCE, arrays)
@@ -117,6 +123,8 @@ class Trainer(MemberTrainer):
 
         def after_step(position: int) -> None:
             clock.note(position, batches.loss)
+            if self._rate_clock and (timed := self._rate_clock.note(position, batches.loss)):
+                self._report_rate(*timed)
             self._after_step(number, position, batches.loss)
 
         batches = Batches(
@@ -135,6 +143,8 @@ class Trainer(MemberTrainer):
         with closing(batches):
             while self._train_part(batches):
                 self._begin_save(self._report_checkpoint)
+                if self._rate_clock:
+                    self._rate_clock.interrupt()
                 batches.resume()
         if not batches.complete:
             refuse_early_end(self.group, self.stop, batches.position, self.training.samples, "an epoch")

@@ -152,7 +152,7 @@ def test_a_killed_group_goes_on_within_its_epoch(tmp_path, framework):
     output, _ = process.communicate(timeout=90)
     assert "ended: finished" in output
     first, second = (event.data for event in job.events("started", "long"))
-    assert first == {"epochs": 0, "part_samples": 0}
+    assert (first["epochs"], first["part_samples"]) == (0, 0)
     assert second["epochs"] == 0
     assert second["part_samples"] >= 2 * 3 * 64
     assert second["part_samples"] % (3 * 64) == 0

@@ -134,7 +134,7 @@ def test_a_killed_trainer_repeats_its_last_steps_alone(tmp_path, framework, trai
     assert kept_in(events) == [(0, 256), (0, 512), (1, 128)]
     resumed = trainer(tmp_path / "parts", config, checkpoint=every, **how)
     resumed.run()
-    assert dict(resumed.events)["started"] == {"epochs": 1, "part_samples": 128}
+    assert dict(resumed.events)["started"] == {"epochs": 1, "part_samples": 128, "samples": 640}
     assert kept_in(resumed.events) == [(1, 384), (2, 0)]
     (whole, whole_state), (parts, parts_state) = weights(tmp_path / "whole"), weights(tmp_path / "parts")
     assert whole.keys() == parts.keys()

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.model.serialization import encode
-from hetctl.model.training_progress import EpochResult
-from hetctl.perf.step_times import Mark, add_mark, epoch_pace
+from hetctl.model.training_progress import EpochResult, TimedRate
+from hetctl.perf.step_times import (
+    WANTED_IN_TRAINING,
+    Mark,
+    add_mark,
+    epoch_pace,
+    is_new_run,
+    known_times,
+)
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend
 from hetctl.runtime.worker.hardware import busy_share, live_metrics_to
@@ -48,7 +56,8 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
     done, resume_from = group.broadcast([len(history), checkpoint])
     patience.call(make_private_folder, Path(spec.checkpoints))
     own = own_variables(member, spec.run, spec.round, done, spec.checkpoints, spec.deadline, resume_from)
-    events.write("started", epochs=max(history, default=0), part_samples=0)
+    samples = spec.ensemble.samples_per_epoch
+    events.write("started", epochs=max(history, default=0), part_samples=0, samples=samples)
     reports = EpochReports(spec, events, history)
     if reason := group.broadcast(reports.reason_to_stop()):
         group.barrier_and_close()
@@ -59,9 +68,8 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
         environment = command_environment(group, context.binding, own, stack)
         process = stack.enter_context(closing(CommandProcess(words, folder, environment, spec.grace_s)))
         if group.rank == 0:
-            samples = spec.ensemble.samples_per_epoch or 0
             busy = busy_share(context.binding.device, process.cpu_seconds)
-            reports.note = stack.enter_context(live_metrics_to(context.send, samples, busy))
+            reports.note = stack.enter_context(live_metrics_to(context.send, samples or 0, busy))
         stop = make_stop_signal(context, spec, assignment)
         run = CommandRun(group, process, stop, reports.read, context)
         run.watch()
@@ -91,18 +99,23 @@ class EpochReports:
         Epochs of the run by number.
     note : callable
         Function called with the epoch, its finished samples, and the loss.
+    clock : callable
+        Clock that returns seconds since the epoch.
     """
 
     spec: TrainingSpec
     events: EventWriter
     history: dict[int, EpochResult]
     note: Note = lambda *_: None
+    clock: Callable[[], float] = time.time
 
     def __post_init__(self) -> None:
         (self.member,) = self.spec.ensemble.members
         self._tensorboard: TensorBoardWriter | None = None
         self._marks: list[Mark] = []
-        self._began_at = time.time()
+        self._timed: list[Mark] | None = []
+        """Marks by which the rate is timed; None once it is known."""
+        self._began_at = self.clock()
         self._wrong = 0
 
     def reason_to_stop(self) -> str | None:
@@ -127,7 +140,7 @@ class EpochReports:
             self._ignore(line, str(error))
             return None
         if report.epoch is not None:
-            self._note(report, report.epoch, time.time())
+            self._note(report, report.epoch, self.clock())
         # After the epoch's event: without this one the next start trains the epoch again, and counts it once.
         if checkpoint is not None:
             self.events.write(NAMED, path=str(checkpoint), epoch=report.epoch)
@@ -142,9 +155,22 @@ class EpochReports:
     def _note(self, report: ScriptReport, epoch: int, now: float) -> None:
         mark = Mark(now, epoch, report.samples or 0.0, report.finished, report.seconds)
         self._marks = add_mark(self._marks, mark)
+        self._time(mark)
         self.note(epoch, int(report.samples or 0), report.metrics.get("loss"))
         if report.finished:
             self._finish(report, epoch, now)
+
+    def _time(self, mark: Mark) -> None:
+        if self._timed is None or not is_new_run(self._timed, mark):
+            return
+        self._timed.append(mark)
+        if times := known_times(self._timed, WANTED_IN_TRAINING):
+            timed = TimedRate(
+                *(1 / times.mean_s, self.spec.allocation.gpus, self.member.batch_size),
+                *(self.spec.gpu_type, times.error),
+            )
+            self.events.write("rate", **encode(timed))
+            self._timed = None
 
     def _finish(self, report: ScriptReport, epoch: int, now: float) -> None:
         check_metrics(report.metrics, self.member)
@@ -154,7 +180,7 @@ class EpochReports:
         if epoch in self.history:
             return
         self.history[epoch] = result
-        self.events.write("epoch", **encode(result), evaluate_s=0.0)
+        self.events.write("epoch", **encode(result), evaluate_s=0.0, samples=report.samples)
         path = tensorboard_file(Path(self.spec.checkpoints))
         self._tensorboard = self._tensorboard or TensorBoardWriter(path, int(report.samples or 0))
         self._tensorboard.show(result)

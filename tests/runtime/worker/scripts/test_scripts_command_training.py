@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 
@@ -73,3 +74,17 @@ def test_progress_is_noted_and_is_no_epoch(task, reports):
     # An epoch that began with the start has a rate by the reports within it.
     assert epoch["rate"] > 0
     assert reports.history[1].metrics == {"val_loss": 0.5}
+
+
+def test_a_command_says_its_rate_within_the_first_epoch_once(task):
+    seconds = itertools.count()
+    reports = EpochReports(
+        task.training, EventWriter(task.events, task.name, 0), {}, clock=lambda: float(next(seconds))
+    )
+    for samples in range(100, 2100, 100):
+        told(reports, epoch=1, finished=False, samples=samples)
+    (timed,) = events_of(task, "rate")
+    assert (timed["rate"], timed["gpus"], timed["batch_size"]) == (pytest.approx(100.0), 1, MEMBER.batch_size)
+    told(reports, epoch=1, samples=2100, val_loss=0.5)
+    (epoch,) = events_of(task, "epoch")
+    assert epoch["samples"] == 2100
