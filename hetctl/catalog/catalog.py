@@ -304,6 +304,12 @@ class Catalog:
         chosen = select(RUNS) if ensemble is None else select(RUNS).where(RUNS.c.ensemble == ensemble)
         return [decode(RunRecord, row) for row in self._rows(chosen.order_by(RUNS.c.created_at, RUNS.c.id))]
 
+    def newest_run(self, ensemble: str) -> RunRecord | None:
+        """Return the newest run of an ensemble; None if it has none."""
+        newest = select(RUNS).where(RUNS.c.ensemble == ensemble)
+        row = self._first(newest.order_by(RUNS.c.created_at.desc(), RUNS.c.id.desc()).limit(1))
+        return decode(RunRecord, row) if row else None
+
     def run_names(self) -> list[str]:
         """Return the names of all runs, the oldest first."""
         return [row["name"] for row in self._rows(select(RUNS.c.name).order_by(RUNS.c.created_at, RUNS.c.id))]

@@ -28,6 +28,7 @@ from hetctl.model.job import UNDER_WAY
 
 if TYPE_CHECKING:
     from hetctl.app.project import Project
+    from hetctl.app.run.choose_run import Choice
     from hetctl.app.run.continue_run import RequestedOptions
     from hetctl.app.run.lifecycle import RunTransition
     from hetctl.app.run.submission import Submission
@@ -51,7 +52,7 @@ OF_RUNS = {"retries", "chain", "replay"}
 @predict_option
 @click.option("--dry-run", is_flag=True, help="Print the script and the submit command; write nothing.")
 @click.option("--wait", is_flag=True, help="Follow the run to its end; Ctrl-C leaves it running.")
-@click.option("--new", is_flag=True, help="Start a new run even if an unfinished one could continue.")
+@click.option("--new", is_flag=True, help="Start a new run even if another could continue.")
 @click.option("--chain", is_flag=True, help="Queue each next job behind the running one.")
 @click.option(
     "--retries",
@@ -75,7 +76,7 @@ OF_RUNS = {"retries", "chain", "replay"}
 @click.option(
     "--modules",
     type=click.Choice(["kept", "edited"]),
-    help="Continue an unfinished run with the modules of its submission, or with those edited since.",
+    help="Continue a run with the modules of its submission, or with those edited since.",
 )
 @json_option
 @click.pass_context
@@ -97,11 +98,11 @@ def submit_command(
     \b
     Example: hetctl submit --site slurm --gpus 16 --time 2h --wait
 
-    If the ensemble has an unfinished run, that one continues from its checkpoints, with the options given
-    now that may change.
+    If the newest run of the ensemble has work left, it continues from its checkpoints, with the options
+    given now that may change. So does one that has ended, if its stop rules were raised or members added.
     """
+    from hetctl.app.run.choose_run import Choice, choose_run
     from hetctl.app.run.lifecycle import continue_run, submit
-    from hetctl.app.run.select_run import unfinished_run
     from hetctl.app.run.spec import preview
     from hetctl.model.run import Budget
 
@@ -110,20 +111,32 @@ def submit_command(
         _requested(context, options, Budget(max_jobs, max_rounds, gpu_hours)), modules=modules
     )
     members = project.ensemble(ensemble)
-    run = None if new else unfinished_run(project, members.name)
-    if run is not None and dry_run:
-        _preview_next(project, run, members, requested)
-    elif run is not None:
-        _print_outcome(project, continue_run(project, run, members, requested), wait=wait)
+    choice = Choice(None) if new else choose_run(project, members, requested)
+    if choice.run is not None and dry_run:
+        _preview_next(project, choice, members, requested)
+    elif choice.run is not None:
+        outcome = continue_run(project, choice.run, members, requested)
+        _print_outcome(project, outcome, choice, wait=wait)
     else:
         of_plan = {name: value for name, value in options.items() if name not in OF_RUNS}
         plan, _ = plan_request(project, members, budget=requested.budget, **of_plan)
         if dry_run:
-            _print_submission(preview(project, plan, requested))
+            shown = preview(project, plan, requested)
+            _print_submission(shown, [f"# {line}" for line in _says(shown.run, choice)], **_fields(choice))
             return
         outcome = submit(project, plan, requested, new=new)
         warn(project, plan)
-        _print_outcome(project, outcome, wait=wait)
+        _print_outcome(project, outcome, choice, wait=wait)
+
+
+def _says(run: str, choice: Choice) -> list[str]:
+    """Return whether a run continues or starts, and how to get the other."""
+    return [f"{'continues' if choice.run else 'starts'} {run}", *([choice.note] if choice.note else [])]
+
+
+def _fields(choice: Choice) -> dict[str, Any]:
+    """Return the same for programs."""
+    return {"continued": choice.run is not None, "note": choice.note}
 
 
 def _requested(context: click.Context, options: Mapping[str, Any], budget: Budget) -> RequestedOptions:
@@ -141,16 +154,17 @@ def _requested(context: click.Context, options: Mapping[str, Any], budget: Budge
     )
 
 
-def _preview_next(project: Project, run: str, ensemble: Ensemble, requested: RequestedOptions) -> None:
-    """Print the next job of an unfinished run; only its script goes to stdout."""
+def _preview_next(project: Project, choice: Choice, ensemble: Ensemble, requested: RequestedOptions) -> None:
+    """Print the next job of a run that continues; only its script goes to stdout."""
     from hetctl.app.run.spec import preview_next
     from hetctl.model.serialization import encode
 
+    run = str(choice.run)
     shown = preview_next(project, run, ensemble, requested)
-    lines = [f"# {change}" for change in shown.changed]
+    lines = [f"# {line}" for line in (*_says(run, choice), *shown.changed)]
     if shown.behind:
         lines += [f"# {shown.behind} must be over before `hetctl submit` goes on with run {run}"]
-    _print_submission(shown.submission, lines, changed=encode(shown.changed))
+    _print_submission(shown.submission, lines, changed=encode(shown.changed), **_fields(choice))
 
 
 def _print_submission(submission: Submission, before: Sequence[str] = (), **fields: Any) -> None:
@@ -180,18 +194,27 @@ def _print_submission(submission: Submission, before: Sequence[str] = (), **fiel
     click.echo(f"# submit with: {shlex.join(command)}", err=True)
 
 
-def _print_outcome(project: Project, outcome: RunTransition, *, wait: bool) -> None:
-    """Print the changes and the submitted job; with `wait`, follow the run."""
-    changes = [str(change) for change in outcome.changed]
+def _print_outcome(project: Project, outcome: RunTransition, choice: Choice, *, wait: bool) -> None:
+    """Print the choice of the run, its changes and the submitted job; with `wait`, follow the run."""
+    from hetctl.model.serialization import encode
+
+    said = [*_says(outcome.run, choice), *(str(change) for change in outcome.changed)]
     if wait:
         from hetctl.cli.watch import follow
 
         if not as_json():
-            click.echo("".join(f"{change}\n" for change in changes), nl=False)
-        follow(project, outcome.run, advancing=True, changed=outcome.changed)
+            click.echo("\n".join(said))
+        follow(
+            *(project, outcome.run),
+            advancing=True,
+            more={"changed": encode(outcome.changed), **_fields(choice)},
+        )
         return
     following = ["follow it with: hetctl status --watch"] if outcome.state in UNDER_WAY else []
-    show(outcome, lambda: [*changes, f"run {outcome.run}: {outcome.reason}", *following])
+    show(
+        {**encode(outcome), **_fields(choice)},
+        lambda: [*said, f"run {outcome.run}: {outcome.reason}", *following],
+    )
 
 
 @click.command("render")

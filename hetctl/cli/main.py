@@ -31,7 +31,7 @@ COMMANDS = {
     "hopper": ("cmd_hopper", "Write the visits of members that hopped over partitioned data."),
     "pipeline": ("cmd_pipeline", "Check members that trained as pipelines."),
     "render": ("cmd_run", "Print the batch script of a job; no machine is queried."),
-    "submit": ("cmd_run", "Start a run, or continue the unfinished one."),
+    "submit": ("cmd_run", "Start a run, or continue the newest one."),
     "advance": ("cmd_run", "Submit a run's next job."),
     "status": ("cmd_run", "Show the progress of a run."),
     "search": ("cmd_search", "Show or export the trials of a search."),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,20 +20,21 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hetctl.app.project import Project
-    from hetctl.app.run.changes import Change
     from hetctl.model.run_status import RunStatus
 
 ADVANCED = (BETWEEN_JOBS, IN_DOUBT)
 """States that only a job's script or another command ends."""
 
 
-def follow(project: Project, run: str, *, advancing: bool, changed: Sequence[Change] | None = None) -> None:
+def follow(
+    project: Project, run: str, *, advancing: bool, more: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     """Show a run until it ends; with `advancing`, submit its next jobs if no other process does.
 
     Parameters
     ----------
-    changed : sequence of Change or None
-        Changes of the run by the command that follows it, printed with the result as JSON.
+    more : mapping
+        Keys of the JSON object beside those of the status.
 
     Raises
     ------
@@ -44,7 +46,7 @@ def follow(project: Project, run: str, *, advancing: bool, changed: Sequence[Cha
     except KeyboardInterrupt:
         click.echo(f"\nrun {run} goes on; `hetctl status` shows it, `hetctl cancel` ends it", err=True)
         raise
-    show_status(status, changed)
+    show_status(status, more)
 
 
 def most_shown() -> int | None:
@@ -52,7 +54,7 @@ def most_shown() -> int | None:
     return None if as_json() else MOST_MEMBERS
 
 
-def show_status(status: RunStatus, changed: Sequence[Change] | None = None) -> None:
+def show_status(status: RunStatus, more: Mapping[str, Any] = MappingProxyType({})) -> None:
     """Print the status of a run.
 
     Raises
@@ -60,7 +62,6 @@ def show_status(status: RunStatus, changed: Sequence[Change] | None = None) -> N
     MembersFailedError, RunStalledError
         If the run ended and some of its members failed, or if it is stalled.
     """
-    more = {} if changed is None else {"changed": encode(changed)}
     fields = {**encode(status), **more} if as_json() else None
     show(fields, lambda: _table(status), _failure(status))
 

@@ -30,6 +30,8 @@ RAISABLE = {
     "max_epochs": re.compile(r"(\d+) epochs done"),
 }
 """Limits of a stop rule that can be raised, each with the pattern of the reason that it reports."""
+REACHED = re.compile(r".+ reached (\S+)")
+"""Pattern of the reason that a target reports."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class StopRule:
     def still_converged(self, reason: str, history: Callable[[], Sequence[float]]) -> str | None:
         """Return why a member that had converged under an earlier rule still counts as converged, or None.
 
-        A limit that was raised since is not a reason; any other reason stays valid.
+        A limit that was raised since is not a reason, nor a target that was changed; any other stays valid.
 
         Parameters
         ----------
@@ -101,7 +103,10 @@ class StopRule:
     def _raised_since(self, reason: str) -> bool:
         # Only the text of the reason is stored with the event; it tells the limit in force at that time.
         ended_by = {key: pattern.fullmatch(reason) for key, pattern in RAISABLE.items()}
-        return any(found and getattr(self, key) > int(found[1]) for key, found in ended_by.items())
+        reached = REACHED.fullmatch(reason)
+        return any(found and getattr(self, key) > int(found[1]) for key, found in ended_by.items()) or (
+            reached is not None and (self.target is None or f"{self.target:g}" != reached[1])
+        )
 
     @property
     def planned_epochs(self) -> int:

@@ -151,7 +151,7 @@ UNDER_WAY = (QUEUED, IN_DOUBT, RUNNING, BETWEEN_JOBS)
 RESUMABLE = (CANCELLED, STOPPED, STALLED)
 """States of a run that has no jobs until `hetctl submit` continues it."""
 ENDED = (FINISHED, FAILED)
-"""States of a run without work left."""
+"""States of a run without work left; new input may give it some."""
 
 
 class RunReason(enum.Enum):
@@ -201,7 +201,7 @@ RUN_TRANSITIONS = (
     RunRule(UNDER_WAY, RunReason.BUDGET, STOPPED),
     RunRule(UNDER_WAY, RunReason.NO_PROGRESS, STALLED),
     RunRule((*UNDER_WAY, *RESUMABLE), RunReason.CANCELLED, CANCELLED),
-    RunRule((*UNDER_WAY, *RESUMABLE), RunReason.CONTINUED, QUEUED),
+    RunRule((*UNDER_WAY, *RESUMABLE, *ENDED), RunReason.CONTINUED, QUEUED),
     RunRule(UNDER_WAY, RunReason.DRIVER_STARTED, RUNNING),
     RunRule(UNDER_WAY, RunReason.JOB_WAITS, QUEUED),
     RunRule(UNDER_WAY, RunReason.JOB_IN_SUBMISSION, IN_DOUBT),

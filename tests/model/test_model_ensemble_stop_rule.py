@@ -107,7 +107,10 @@ FLAT = (0.5, 0.4, 0.4, 0.4)
         (PATIENT, "40 epochs done", FLAT, "no better val_accuracy in 3 epochs"),
         (PATIENT, "no better val_accuracy in 2 epochs", FLAT[:3], None),
         (PATIENT, "no better val_accuracy in 3 epochs", FLAT, "no better val_accuracy in 3 epochs"),
-        (PATIENT, "val_accuracy reached 0.5", FLAT[:1], "val_accuracy reached 0.5"),
+        (replace(PATIENT, target=0.5), "val_accuracy reached 0.5", (0.4,), "val_accuracy reached 0.5"),
+        (replace(PATIENT, target=0.6), "val_accuracy reached 0.5", FLAT[:1], None),
+        (replace(PATIENT, target=0.4), "val_accuracy reached 0.5", FLAT[:1], "val_accuracy reached 0.4"),
+        (PATIENT, "val_accuracy reached 0.5", FLAT[:1], None),
         (PATIENT, "all epochs done", (), "all epochs done"),
     ],
 )

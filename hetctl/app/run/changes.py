@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from hetctl.inputs.quantities import format_duration
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
+from hetctl.model.plan import DATA_PARALLEL
 from hetctl.model.profile import some_of
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
@@ -96,6 +97,8 @@ ENSEMBLE: Mapping[str, ChangeRule] = {
 }
 MODULES = _may("the next jobs train with a copy of the edited ones")
 MEMBERS = _kept("a run keeps its members")
+ADDED = _may("it is trained beside the others")
+NONE_ADDED = _kept("only a run without hops, pipelines and search takes more members")
 MEMBER: Mapping[str, ChangeRule] = {
     "name": MEMBERS,
     "config": _kept("its checkpoints are those of such a network"),
@@ -121,7 +124,7 @@ STOP: Mapping[str, ChangeRule] = {
     "metric": _kept("its epochs were judged by it"),
     "mode": _kept("its epochs were judged by it"),
     "min_delta": _kept("its epochs were judged by it"),
-    "target": _kept("its epochs were judged by it"),
+    "target": _may("it ends the training that is left"),
     "patience": _may("it is a limit of epochs"),
     "max_epochs": _may("it is a limit of epochs"),
     "expected_epochs": _may("only predictions depend on it"),
@@ -181,7 +184,7 @@ def differences(spec: RunSpec, now: RunSpec) -> list[Difference]:
         *(one._replace(given=True) for one in given),
         *sites,
         *_compared(ENSEMBLE, vars(spec.ensemble), vars(now.ensemble)),
-        *_of_members(spec.ensemble, now.ensemble),
+        *_of_members(spec, now.ensemble),
         *_of_modules(spec.modules, now.modules),
     ]
 
@@ -193,14 +196,20 @@ def changes_among(found: Iterable[Difference]) -> tuple[Change, ...]:
     )
 
 
+def refusals(found: Iterable[Difference], run: str) -> list[str]:
+    """Return a line for each change that is not permitted, the last ones of many as a number."""
+    lines = [_refusal(what, one, run) for what, one in _grouped(one for one in found if not one.rule.may)]
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES:] = [f"and {len(lines) - MOST_LINES} more"]
+    return lines
+
+
 def refuse_what_is_kept(found: Iterable[Difference], run: str) -> None:
     """Raise BadInputError with a line for each change that is not permitted."""
     kept = [one for one in found if not one.rule.may]
     if not kept:
         return
-    lines = [_refusal(what, one, run) for what, one in _grouped(kept)]
-    if len(lines) > MOST_LINES:
-        lines[MOST_LINES:] = [f"and {len(lines) - MOST_LINES} more"]
+    lines = refusals(kept, run)
     undo = [UNDO[given] for given in (True, False) if any(one.given is given for one in kept)]
     raise BadInputError(
         "\n".join(lines), f"{' and '.join(undo)}, or start another run with `hetctl submit --new`"
@@ -240,16 +249,19 @@ def _compared(
     return [Difference(key, now[key], was[key], rule) for key, rule in rules.items() if was[key] != now[key]]
 
 
-def _of_members(was: Ensemble, now: Ensemble) -> Iterator[Difference]:
+def _of_members(spec: RunSpec, now: Ensemble) -> Iterator[Difference]:
     """Compare members by name; their order does not matter."""
-    before, after = ({member.name: member for member in each.members} for each in (was, now))
+    before, after = ({member.name: member for member in each.members} for each in (spec.ensemble, now))
+    takes_more = set(spec.phases) <= {DATA_PARALLEL} and spec.ensemble.search is None
+    added = ADDED if takes_more else NONE_ADDED
     for name in before | after:
         if name in before and name in after:
             old, new = before[name], after[name]
             own = _compared(MEMBER, vars(old), vars(new)) + _compared(STOP, vars(old.stop), vars(new.stop))
             yield from (one._replace(what=f"{one.what} of {MANY}", member=name) for one in own)
         else:
-            yield Difference(f"member {MANY}", THERE[name in after], THERE[name in before], MEMBERS, name)
+            rule = added if name in after else MEMBERS
+            yield Difference(f"member {MANY}", THERE[name in after], THERE[name in before], rule, name)
 
 
 def _of_modules(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Difference]:

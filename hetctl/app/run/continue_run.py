@@ -1,4 +1,4 @@
-"""Continuation of an unfinished run: unchanged except for new options and files that may change."""
+"""Continuation of a run: unchanged except for new options and files that may change."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.plan.planning import AUTO, PlanRequest, plan_from, with_measurements
+from hetctl.app.profile.catalog_profiles import member_profiles
 from hetctl.app.project import Project
 from hetctl.app.run.changes import (
     KEPT,
@@ -129,10 +130,8 @@ def _is_file(site: str) -> bool:
     return "/" in site or site.endswith(".yaml")
 
 
-def continued(
-    project: Project, catalog: Catalog, spec: RunSpec, ensemble: Ensemble, requested: RequestedOptions
-) -> tuple[RunSpec, tuple[Change, ...]]:
-    """Return the run's specification from now on, and its changes; nothing is written.
+def with_input(project: Project, spec: RunSpec, ensemble: Ensemble, requested: RequestedOptions) -> RunSpec:
+    """Return the specification that a run would have with the present input, whether or not it may change so.
 
     Parameters
     ----------
@@ -142,15 +141,12 @@ def continued(
     Raises
     ------
     BadInputError
-        If anything differs that a run keeps, with a line for each difference, or if modules were edited and
-        none are chosen.
-    InfeasibleError
-        If no queue accepts the size of the jobs, or no progress is possible in them.
+        If the site's file is wrong or gone, or a trace cannot be read.
     """
     site = _site_now(project, spec, requested)
     # Kept modules stay kept; each further edit of others needs a new choice.
     modules = requested.modules or (KEPT if spec.given.get("modules") == KEPT else None)
-    now = replace(
+    return replace(
         spec,
         ensemble=_ensemble_now(spec.ensemble, ensemble),
         site=site,
@@ -167,21 +163,48 @@ def continued(
         modules=spec.modules if modules == KEPT else modules_of(ensemble),
         given={**spec.given, **requested.given, **({"modules": modules} if modules else {})},
     )
+
+
+def continued(
+    project: Project, catalog: Catalog, spec: RunSpec, now: RunSpec, requested: RequestedOptions
+) -> tuple[RunSpec, tuple[Change, ...]]:
+    """Return the run's specification from now on, and its changes; nothing is written.
+
+    Parameters
+    ----------
+    now : RunSpec
+        Result of `with_input`.
+
+    Raises
+    ------
+    BadInputError
+        If anything differs that a run keeps, with a line for each difference, or if modules were edited and
+        none are chosen, or if a new member has no profile.
+    InfeasibleError
+        If no queue accepts the size of the jobs, or no progress is possible in them.
+    """
+    site = now.site
     # Before the size: a refused edit must not be hidden by an error about queues.
     refuse_what_is_kept(differences(spec, now), spec.run)
-    if modules is None:
+    if not (requested.modules or now.given.get("modules") == KEPT):
         imported = imported_modules(now.ensemble, {*spec.modules, *now.modules})
         refuse_edited_modules(differences(spec, now), spec.run, imported)
         # Others, such as notes beside them, are no reason for another copy.
         now = replace(now, modules=spec.modules)
     if HOPPER in spec.phases:
         refuse_conflicts(
-            *(ensemble.name, HOPS, *features_of(now.ensemble)), launch=site.launch, sharing=now.sharing
+            *(now.ensemble.name, HOPS, *features_of(now.ensemble)), launch=site.launch, sharing=now.sharing
         )
     size = job_size(
         site, requested.gpus or spec.gpus, requested.wall_s or spec.wall_s, _queue_now(spec, site, requested)
     )
-    now = replace(now, gpus=size.gpus, queue=size.queue.name, wall_s=size.wall_s, grace_s=size.grace_s)
+    now = replace(
+        _with_profiles(catalog, now),
+        gpus=size.gpus,
+        queue=size.queue.name,
+        wall_s=size.wall_s,
+        grace_s=size.grace_s,
+    )
     changes = changes_among(differences(spec, now))
     # Planning takes time, and only changes of these can make progress impossible.
     if (now.site, now.gpus, now.wall_s, now.ensemble) != (spec.site, spec.gpus, spec.wall_s, spec.ensemble):
@@ -213,6 +236,28 @@ def plan_of_rest(project: Project, catalog: Catalog, spec: RunSpec) -> Plan:
 def is_done(folder: RunFolder, spec: RunSpec) -> bool:
     """Return true if no member needs more training."""
     return not state_in(folder, spec).has_work
+
+
+def has_work(folder: RunFolder, spec: RunSpec, now: RunSpec) -> bool:
+    """Return true if a run has work left, or gets some by new input that it may take over.
+
+    Parameters
+    ----------
+    now : RunSpec
+        Result of `with_input`.
+    """
+    if not is_done(folder, spec):
+        return True
+    return all(one.rule.may for one in differences(spec, now)) and not is_done(folder, now)
+
+
+def _with_profiles(catalog: Catalog, spec: RunSpec) -> RunSpec:
+    """Return a specification with the profiles of its new members, as far as they were measured."""
+    known = {profile.member for profile in spec.profiles}
+    if known >= {member.name for member in spec.ensemble.members}:
+        return spec
+    found = member_profiles(catalog, spec.ensemble, spec.site)
+    return replace(spec, profiles=(*spec.profiles, *(each for each in found if each.member not in known)))
 
 
 def _site_now(project: Project, spec: RunSpec, requested: RequestedOptions) -> Site:

@@ -11,7 +11,7 @@ from pathlib import Path
 from hetctl.app.plan.planning import PlanRequest
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
-from hetctl.app.run.continue_run import RequestedOptions, continued, is_done, keep_replay
+from hetctl.app.run.continue_run import RequestedOptions, continued, has_work, keep_replay, with_input
 from hetctl.app.run.job_states import (
     at_work,
     claimant_in,
@@ -110,7 +110,7 @@ def submit(
 def continue_run(
     project: Project, run: str, ensemble: Ensemble, requested: RequestedOptions
 ) -> RunTransition:
-    """Continue an unfinished run, with the new options that may change.
+    """Continue a run, with the new options and files that may change.
 
     Raises
     ------
@@ -198,9 +198,10 @@ def _continue(
 ) -> RunTransition:
     run, folder = record.spec.run, project.home.run(record.spec.run)
     require_folder(project, record, catalog.jobs(run))
-    if record.state in ENDED:
-        return RunTransition(run, record.state, record.reason)
-    if is_done(folder, record.spec):
+    now = with_input(project, record.spec, ensemble, requested)
+    if not has_work(folder, record.spec, now):
+        if record.state in ENDED:
+            return RunTransition(run, record.state, record.reason)
         _note(catalog, run, RunReason.CONTINUED, "to be ended")
         ended = _advance(project, catalog, record_of(catalog, run))
         if ended.state in UNDER_WAY and not ended.job:
@@ -209,7 +210,7 @@ def _continue(
                 "repeat the command in some seconds, or start another run with `hetctl submit --new`",
             )
         return ended
-    spec, changed = continued(project, catalog, record.spec, ensemble, requested)
+    spec, changed = continued(project, catalog, record.spec, now, requested)
     if submitted := _finish_submission(project, catalog, record, spec if changed else None):
         return replace(submitted, changed=changed)
     batch, events = project.batch_system(spec.site), job_events(folder)

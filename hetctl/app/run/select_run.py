@@ -47,16 +47,7 @@ def require_folder(project: Project, record: RunRecord, jobs: Sequence[Job]) -> 
     )
 
 
-def unfinished_run(project: Project, ensemble: str) -> str | None:
-    """Return the name of the ensemble's newest run if that can continue."""
-    if not project.home.catalog.exists():
-        return None
-    with project.reading() as catalog:
-        record = unfinished(catalog, ensemble)
-    return record.spec.run if record else None
-
-
 def unfinished(catalog: Catalog, ensemble: str) -> RunRecord | None:
-    """Return the record of the ensemble's newest run if that can continue."""
-    records = catalog.runs(ensemble)
-    return records[-1] if records and records[-1].state not in ENDED else None
+    """Return the record of the ensemble's newest run unless it has ended."""
+    record = catalog.newest_run(ensemble)
+    return record if record and record.state not in ENDED else None

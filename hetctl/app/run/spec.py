@@ -6,7 +6,14 @@ from dataclasses import replace
 
 from hetctl.app.plan.planning import AUTO, PlanRequest, saved_or_new_plan, with_profiles
 from hetctl.app.project import Project
-from hetctl.app.run.continue_run import RequestedOptions, check_replay, continued, is_done, plan_of_rest
+from hetctl.app.run.continue_run import (
+    RequestedOptions,
+    check_replay,
+    continued,
+    has_work,
+    plan_of_rest,
+    with_input,
+)
 from hetctl.app.run.job_states import ended_by_files, job_events
 from hetctl.app.run.select_run import record_of, require_folder
 from hetctl.app.run.submission import NextJob, Submission, identity_of, new_job, next_job_of, rendered
@@ -46,7 +53,7 @@ def preview(project: Project, request: PlanRequest, requested: RequestedOptions)
 
 
 def preview_next(project: Project, run: str, ensemble: Ensemble, requested: RequestedOptions) -> NextJob:
-    """Render the next job of an unfinished run; nothing is written or queried.
+    """Render the next job of a run that continues; nothing is written or queried.
 
     Raises
     ------
@@ -59,11 +66,12 @@ def preview_next(project: Project, run: str, ensemble: Ensemble, requested: Requ
     with project.reading() as catalog:
         record = record_of(catalog, run)
         require_folder(project, record, catalog.jobs(run))
-        if is_done(folder, record.spec):
+        now = with_input(project, record.spec, ensemble, requested)
+        if not has_work(folder, record.spec, now):
             raise BadInputError(
                 f"run {run} has nothing left to train", "start another with `hetctl submit --new`"
             )
-        spec, changed = continued(project, catalog, record.spec, ensemble, requested)
+        spec, changed = continued(project, catalog, record.spec, now, requested)
         jobs = ended_by_files(catalog.jobs(run), job_events(folder), done=False, silent=True)
         alive = [job for job in jobs if not job.state.over and job.batch_id]
         behind = f"job {alive[-1].batch_id}, last seen {alive[-1].state.value}," if alive else ""

@@ -121,9 +121,9 @@ class Story:
     def job_ends(self, state=JobState.PREEMPTED):
         self.batch.states[self.last] = state
 
-    def members_converge(self):
+    def members_converge(self, reason="done"):
         for member in MEMBERS:
-            self._write(member, "converged", reason="done")
+            self._write(member, "converged", reason=reason)
 
     def member_fails(self):
         for member in MEMBERS[1:]:
@@ -192,6 +192,16 @@ def a_run_that_is_found_finished_while_it_runs(story):
     assert story.does("advance") == "finished"
 
 
+def a_run_that_gets_more_epochs(story):
+    begun(story)
+    story.members_converge("4 epochs done")
+    story.job_ends(JobState.FINISHED)
+    assert story.does("advance") == "finished"
+    file = story.project.path / "ensemble.yaml"
+    file.write_text(file.read_text().replace("max_epochs: 4", "max_epochs: 5"))
+    assert story.does("submit") == story.shown == "queued"
+
+
 def a_run_with_a_member_that_fails(story):
     assert story.does("submit", "--retries", "0") == "queued"
     story.is_stored(story.first)
@@ -199,6 +209,7 @@ def a_run_with_a_member_that_fails(story):
     story.job_ends(JobState.FINISHED)
     assert story.does("advance") == "failed"
     assert story.does("cancel") == "failed"
+    assert story.does("submit", "--retries", "1") == "queued"
 
 
 def a_run_out_of_budget(story):
@@ -393,6 +404,7 @@ def a_new_run_beside_one_in_doubt(story):
 STORIES = (
     a_run_from_job_to_job_until_all_converge,
     a_run_that_is_found_finished_while_it_runs,
+    a_run_that_gets_more_epochs,
     a_run_with_a_member_that_fails,
     a_run_out_of_budget,
     a_run_that_gets_nothing_done,
