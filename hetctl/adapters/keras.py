@@ -89,7 +89,10 @@ class HetctlKerasCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _report(self) -> None:
         if self.initial_epoch:
-            script.report(epoch=self.initial_epoch, samples=self._samples, **self._saved["metrics"])
+            # Within an epoch the weights are not those of the metrics.
+            weights = None if self._saved["steps"] else checkpoint_folder() / self._saved["weights"]
+            metrics = self._saved["metrics"]
+            script.report(epoch=self.initial_epoch, samples=self._samples, checkpoint=weights, **metrics)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -60,14 +60,15 @@ class HetctlLightningCallback(Checkpoint):  # type: ignore[misc]
         self._stop_requested = False
         self._left = False
         self._reported: dict[str, Any] = {}
+        self._ends_epoch = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last report, for the checkpoint."""
-        return self._reported
+        """Return the last report, and whether the checkpoint is that of its epoch's end."""
+        return {"reported": self._reported, "ends_epoch": self._ends_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the last report from the checkpoint."""
-        self._reported = state_dict
+        self._reported, self._ends_epoch = state_dict["reported"], state_dict["ends_epoch"]
 
     def on_train_start(self, trainer: Trainer, _module: LightningModule) -> None:
         """Repeat the last report, which a kill of the script may have lost."""
@@ -80,7 +81,7 @@ class HetctlLightningCallback(Checkpoint):  # type: ignore[misc]
         self._stop_requested = self._stop_requested or self._vote()
         between = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if self._stop_requested and between and not trainer.is_last_batch:
-            self._save(trainer)
+            self._save(trainer, ends_epoch=False)
             self._left = trainer.should_stop = True
             # Lightning would validate a member whose time is over.
             trainer.limit_val_batches = 0
@@ -91,15 +92,17 @@ class HetctlLightningCallback(Checkpoint):  # type: ignore[misc]
             return
         metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
         self._reported = {**metrics, "epoch": trainer.current_epoch + 1}
-        self._save(trainer)
+        self._save(trainer, ends_epoch=True)
         self._report(trainer)
         trainer.should_stop = trainer.should_stop or self._stop_requested
 
     def _report(self, trainer: Trainer) -> None:
         if self._reported and trainer.is_global_zero:
-            script.report(samples=self._samples, **self._reported)
+            checkpoint = _file() if self._ends_epoch else None
+            script.report(samples=self._samples, checkpoint=checkpoint, **self._reported)
 
-    def _save(self, trainer: Trainer) -> None:
+    def _save(self, trainer: Trainer, *, ends_epoch: bool) -> None:
+        self._ends_epoch = ends_epoch
         new = _file().with_suffix(".new")
         trainer.save_checkpoint(new)
         if trainer.is_global_zero:

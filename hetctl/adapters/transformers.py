@@ -41,12 +41,12 @@ class HetctlTrainerCallback(TrainerCallback):  # type: ignore[misc]
         self._ended: int | None = None
 
     def on_train_begin(
-        self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_others: Any
+        self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_others: Any
     ) -> None:
         """Repeat the last report, which a kill of the script may have lost."""
         for entry in reversed(state.log_history):
             if metrics := _metrics_of(entry):
-                self._report(state, round(entry["epoch"]), metrics)
+                self._report(args, state, round(entry["epoch"]), metrics)
                 return
 
     def on_step_end(
@@ -80,12 +80,18 @@ class HetctlTrainerCallback(TrainerCallback):  # type: ignore[misc]
             _mark_of(args, state).touch()
         if self._ended is not None:
             entry = state.log_history[-1] if state.log_history else {}
-            self._report(state, self._ended, _metrics_of(entry))
+            self._report(args, state, self._ended, _metrics_of(entry))
             self._ended = None
 
-    def _report(self, state: TrainerState, epoch: int, metrics: dict[str, Any]) -> None:
-        if state.is_world_process_zero:
-            script.report(epoch=epoch, samples=self._samples, **metrics)
+    def _report(
+        self, args: TrainingArguments, state: TrainerState, epoch: int, metrics: dict[str, Any]
+    ) -> None:
+        if not state.is_world_process_zero:
+            return
+        # Within an epoch the checkpoint is not that of the metrics.
+        mark = _mark_of(args, state)
+        checkpoint = mark.parent if mark.exists() and float(state.epoch).is_integer() else None
+        script.report(epoch=epoch, samples=self._samples, checkpoint=checkpoint, **metrics)
 
 
 def _mark_of(args: TrainingArguments, state: TrainerState) -> Path:

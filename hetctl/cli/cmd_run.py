@@ -342,5 +342,14 @@ def report_command(run: str | None, output: Path) -> None:
 
     write_text(output, render_page(status, search_in(project, status)))
     compared = [describe_comparison(status), *describe_clusters(status)] if status.comparison else []
-    fields = {"run": status.run, "path": str(output.resolve()), "comparison": encode(status.comparison)}
+    fields = {
+        "run": status.run,
+        "path": str(output.resolve()),
+        "comparison": encode(status.comparison),
+        "best_checkpoints": [
+            {"member": member.member, "epoch": member.best_epoch, "path": member.best_checkpoint}
+            for member in status.members
+            if member.best_epoch is not None
+        ],
+    }
     show(fields, lambda: [f"wrote {output}", *compared])

@@ -32,7 +32,14 @@ from hetctl.inputs.validation import value_of
 from hetctl.inputs.yaml_source import Location
 from hetctl.model.combinations import NO_DIVISION, OWN_CODE, conflicts
 from hetctl.model.ensemble import Functions, Member, StopRule, TrainingCode
-from hetctl.model.training_settings import BUILT_IN, EVERY_EPOCH, FRAMEWORKS, ON, unknown_placeholders
+from hetctl.model.training_settings import (
+    BUILT_IN,
+    EVERY_EPOCH,
+    FRAMEWORKS,
+    ON,
+    KeepSettings,
+    unknown_placeholders,
+)
 
 MOST_MEMBERS = 10_000
 OF_CODE = frozenset({"framework", "functions", "data"})
@@ -168,6 +175,7 @@ def _member(common: dict[str, Any], point: MemberEntry, **more: Any) -> Member:
         "seed": zlib.crc32(f"{merged['seed']}/{point.name}".encode()),
         "stop": _stop_rule(common["stop"], own.get("stop", {})),
         "checkpoint": parse_interval(merged["checkpoint"]["every"]),
+        "keep": KeepSettings(**{**common["keep"], **own.get("keep", {})}),
         "command": tuple(merged["command"] or ()),
         "environment": {name: str(value) for name, value in variables.items()},
     }

@@ -13,11 +13,13 @@ from typing import Annotated, Any
 from hetctl.model.file_keys import Key, Pattern
 from hetctl.model.searches import SearchSpec
 from hetctl.model.serialization import encode
+from hetctl.model.training_progress import EpochResult
 from hetctl.model.training_settings import (
     CHECKPOINT_DIR,
     PLACEHOLDER,
     BalanceSettings,
     CheckpointInterval,
+    KeepSettings,
     filled,
 )
 
@@ -85,6 +87,11 @@ class StopRule:
         if len(scores) >= self.max_epochs:
             return f"{self.max_epochs} epochs done"
         return None
+
+    def ranked(self, epochs: Sequence[EpochResult]) -> list[EpochResult]:
+        """Return epochs from the best to the worst by its metric; of equal ones the first is the best."""
+        sign = -1.0 if self.mode == "max" else 1.0
+        return sorted(epochs, key=lambda done: sign * done.metrics[self.metric])
 
     def still_converged(self, reason: str, history: Callable[[], Sequence[float]]) -> str | None:
         """Return why a member that had converged under an earlier rule still counts as converged, or None.
@@ -249,6 +256,9 @@ class Member:
     command: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     checkpoint: CheckpointInterval = field(default_factory=CheckpointInterval)
+    keep: Annotated[
+        KeepSettings, Key("Checkpoints of finished epochs that are kept; others are deleted.")
+    ] = field(default_factory=KeepSettings)
     search_objective: Objective | None = None
     code: TrainingCode | None = None
 

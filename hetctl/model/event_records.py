@@ -13,7 +13,7 @@ from hetctl.model.plan import Placement
 from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, ProfilePoint
 from hetctl.model.searches import REPORT, SEARCH_ENDED, TRIAL
 from hetctl.model.serialization import decode
-from hetctl.model.training_progress import EpochResult, TimedRate
+from hetctl.model.training_progress import BestCheckpoint, EpochResult, TimedRate
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ FORMS: Mapping[str, type] = {
     "rate": TimedRate,
     "epoch": EpochResult,
     "checkpoint": _form(epoch=int, part_samples=int, path=(str, "")),
+    "best_checkpoint": BestCheckpoint,
     "stages": Stages,
     "visit": VisitEnd,
     "visit_lost": VisitEnd,

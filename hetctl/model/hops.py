@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult
 
 MANIFEST_FILE = "partitions.json"
 PARTITION_FILE = "{partition}.npz"
@@ -250,6 +250,10 @@ class StateSaved:
         Trained samples of the unfinished epoch.
     duration_s : float
         Time of writing.
+    best : BestCheckpoint
+        Best epoch so far whose checkpoint is kept.
+    damaged : tuple of str
+        Names of checkpoints of best epochs that were found to be damaged.
     """
 
     member: str
@@ -260,6 +264,8 @@ class StateSaved:
     bytes: int
     sha256: str
     duration_s: float
+    best: BestCheckpoint = NO_BEST
+    damaged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,10 @@ class MemberStatus:
         Config of a trial; None for members that are no trials.
     mode : str
         ``max`` if more of `metric` is better, ``min`` if less is.
+    best_epoch : int or None
+        Best epoch by the stop rule whose checkpoint is kept; None: there is none.
+    best_checkpoint : str
+        Path of that checkpoint.
     """
 
     member: str
@@ -162,6 +166,8 @@ class MemberStatus:
     batch_changes: tuple[BatchChange, ...] = ()
     config: Mapping[str, Any] | None = None
     mode: str = "min"
+    best_epoch: int | None = None
+    best_checkpoint: str = ""
 
     @property
     def rank(self) -> tuple[float, str]:

@@ -74,6 +74,17 @@ class TimedRate:
 
 
 @dataclass(frozen=True)
+class BestCheckpoint:
+    """Kept checkpoint of the best epoch, by the metric of the member's stop rule; no epoch: none is kept."""
+
+    epoch: int | None
+    path: str
+
+
+NO_BEST = BestCheckpoint(None, "")
+
+
+@dataclass(frozen=True)
 class Progress:
     """Progress of a member.
 
@@ -97,6 +108,10 @@ class Progress:
         Total epochs of the last request that the search has a report of.
     samples_per_epoch : int or None
         Training samples per epoch, as its trainer found them; None: it has not said so.
+    best_epoch : int or None
+        Best epoch whose checkpoint is kept; None: there is none.
+    best_checkpoint : str
+        Path of that checkpoint.
     restarts_s : tuple of float
         Seconds to the first step of its newest starts on ranks that had trained before.
     """
@@ -114,6 +129,8 @@ class Progress:
     asked: int | None = None
     reported: int = 0
     samples_per_epoch: int | None = None
+    best_epoch: int | None = None
+    best_checkpoint: str = ""
     restarts_s: tuple[float, ...] = ()
 
     @property

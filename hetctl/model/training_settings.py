@@ -148,6 +148,17 @@ class CheckpointInterval:
 
 EVERY_EPOCH = CheckpointInterval()
 
+
+@dataclass(frozen=True)
+class KeepSettings:
+    """Numbers of checkpoints of finished epochs that stay, beside the newest two to go on from."""
+
+    best: Annotated[
+        int, Key("Number of the best epochs, by the metric of the stop rule, whose checkpoints stay.", ge=0)
+    ] = 1
+    last: Annotated[int, Key("Number of the last finished epochs whose checkpoints stay.", ge=1)] = 1
+
+
 AUTO, ON, OFF = "auto", "on", "off"
 BALANCE_MODES = (AUTO, ON, OFF)
 MANAGERS = ("cpu", "gpu", "curve")

@@ -156,6 +156,15 @@ def _more_tables(status: RunStatus) -> Iterator[Section]:
             " (global), and the bounds of N_m minibatches in flight and the clock distance D, in all rounds."
         )
         yield replace(wave_check_table(status.wave_checks), title="Staleness in pipelines", about=about)
+    if kept := [member for member in status.members if member.best_epoch is not None]:
+        about = "`hetctl export` writes them as files that PyTorch or Keras loads."
+        yield Section(
+            *("Kept checkpoints", about),
+            headers=("member", ">best epoch", "checkpoint"),
+            rows=[(member.member, str(member.best_epoch), member.best_checkpoint) for member in kept],
+            fold="checkpoint",
+            closed=True,
+        )
     if status.rounds:
         rows = [
             (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -36,6 +36,10 @@ from hetctl.reports.units import (
 NARROW = 80
 WIDE_ONLY = frozenset({">rate\nprof.", ">time\npredicted"})
 """Columns of the member table that narrow terminals have no room for."""
+KEPT = ">best\nkept"
+"""Column of the member table with the best epoch whose checkpoint is kept."""
+KEPT_WIDTH = 7
+"""Columns of the terminal that it needs beyond `NARROW`."""
 REASON = "reason of its end"
 """Column of the member table that only a page has room for."""
 MOST_TRIALS = 5
@@ -128,13 +132,16 @@ def _members(status: RunStatus, width: int | None) -> Section:
     columns = _member_columns(status, width)
     if width is not None:
         columns = {header: cell for header, cell in columns.items() if header != REASON}
+    if not _shows_kept(status, width):
+        del columns[KEPT]
     is_wide = width is None or width >= NARROW
     if not is_wide:
         columns = {header: cell for header, cell in columns.items() if header not in WIDE_ONLY}
     rest = len(status.states) - len(status.members)
     more = [(f"and {rest:,} more members, which `hetctl status --json` has", "dim")] if rest else []
     rates = ", profiled and seen" if is_wide else ""
-    note = f"rate: samples/s on the {held} held last{rates}; best: of all epochs"
+    kept = "; best kept: epoch whose checkpoint stays" if KEPT in columns else ""
+    note = f"rate: samples/s on the {held} held last{rates}; best: of all epochs{kept}"
     described = [(member.member, describe_batches(member, status.device)) for member in status.members]
     return Section(
         headers=list(columns),
@@ -150,12 +157,17 @@ def _members(status: RunStatus, width: int | None) -> Section:
     )
 
 
-def _member_columns(
-    status: RunStatus, width: int | None
-) -> Mapping[str, Callable[[MemberStatus], str | Text]]:
+def _shows_kept(status: RunStatus, width: int | None) -> bool:
+    """Return true if checkpoints of best epochs are kept, and there is room to tell."""
+    has_room = width is None or width >= NARROW + KEPT_WIDTH
+    return has_room and any(member.best_epoch is not None for member in status.members)
+
+
+def _member_columns(status: RunStatus, width: int | None) -> dict[str, Callable[[MemberStatus], str | Text]]:
     """Return the columns of the member table: headers, and functions that return a member's cell."""
     metrics = sorted({member.metric for member in status.members})
-    rounds_width = PAGE_ROUNDS_WIDTH if width is None else ROUNDS_WIDTH + max(0, width - NARROW)
+    spare = 0 if width is None else max(0, width - NARROW - KEPT_WIDTH * _shows_kept(status, width))
+    rounds_width = PAGE_ROUNDS_WIDTH if width is None else ROUNDS_WIDTH + spare
     # ``best val_accuracy`` is broken into two lines.
     head, underscore, tail = metrics[0].rpartition("_") if metrics else ("", "", "")
     shared = len(metrics) == 1
@@ -171,6 +183,7 @@ def _member_columns(
         f">best {head}{underscore}\n{tail}" if shared else ">best": lambda member: (
             format_metric(member.best) if shared else f"{member.metric}\n{format_metric(member.best)}"
         ),
+        KEPT: lambda member: NONE if member.best_epoch is None else str(member.best_epoch),
         ">time\npredicted": lambda member: format_seconds(member.predicted_s),
         ">time\nmeasured": lambda member: format_seconds(member.measured_s),
         REASON: lambda member: member.reason or "",

@@ -28,7 +28,10 @@ from hetctl.storage.snapshot import Lines, OrderedFold, Row, from_row, row_of, w
 RECENT_RESTARTS = 3
 """Number of newest restarts that are kept for a member."""
 OF_MEMBERS = frozenset(
-    {"started", "first_step", "rate", "epoch", "checkpoint", "converged", "stopped", "failed"}
+    {
+        *("started", "first_step", "rate", "epoch", "checkpoint", "best_checkpoint"),
+        *("converged", "stopped", "failed"),
+    }
 )
 """Kinds of event in a member's file that determine its progress."""
 OF_DRIVERS = frozenset({"task_ended", TRIAL, REPORT})
@@ -278,6 +281,9 @@ _STEPS: Mapping[str, Step] = {
     "epoch": _with_epoch,
     "checkpoint": lambda state, event, *_: _after_reaching(
         state, event, (event.record.epoch, event.record.part_samples)
+    ),
+    "best_checkpoint": lambda state, event, *_: _with(
+        state, best_epoch=event.record.epoch, best_checkpoint=event.record.path
     ),
     "converged": _converged,
     "stopped": lambda state, event, *_: _with(state, part_samples=event.record.part_samples),

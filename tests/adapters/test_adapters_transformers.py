@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -45,20 +47,29 @@ def trained(folder, told_at: int | None, ends) -> Line:
     return model
 
 
+def unnamed(reports):
+    """Return reports without the paths of their checkpoints, which lie in different folders."""
+    return [{key: value for key, value in report.items() if key != "checkpoint"} for report in reports]
+
+
 @pytest.mark.parametrize(("told_at", "reported"), [(STEPS + 3, [1]), (2 * STEPS, [1, 2])])
 def test_a_stopped_trainer_ends_with_the_same_weights(tmp_path, start_script, told_at, reported):
     ends = start_script()
     expected = trained(tmp_path / "whole", None, ends)
     whole = ends.reports()
     assert [report["epoch"] for report in whole] == [1, 2, 3]
-    assert set(whole[0]) == {"epoch", "samples", "eval_loss"}
+    assert set(whole[0]) == {"epoch", "samples", "eval_loss", "checkpoint"}
+    assert Path(whole[0]["checkpoint"]).name == f"checkpoint-{STEPS}"
     assert trained(tmp_path / "stopped", told_at, ends).steps == told_at
-    assert ends.reports() == whole[: len(reported)]
+    assert unnamed(ends.reports()) == unnamed(whole[: len(reported)])
     ends = start_script()
     rest = trained(tmp_path / "stopped", None, ends)
     assert rest.steps == EPOCHS * STEPS - told_at
     # The last report before the stop is repeated.
-    assert ends.reports() == whole[len(reported) - 1 :]
+    repeated = ends.reports()
+    assert unnamed(repeated) == unnamed(whole[len(reported) - 1 :])
+    # A checkpoint within an epoch is not the one of its report.
+    assert ("checkpoint" in repeated[0]) is not (told_at % STEPS > 0)
     assert torch.equal(rest.layer.weight, expected.layer.weight)
 
 

@@ -115,6 +115,7 @@ MEMBER: Mapping[str, ChangeRule] = {
     "validation_batch_size": _may("metrics do not depend on it"),
     "profile_as": _may("only profiling depends on it"),
     "checkpoint": _may("its next checkpoints are written by it"),
+    "keep": _may("its next checkpoints replace others by it"),
     "command": _kept("its checkpoints are those of such a command"),
     "environment": _kept("its checkpoints are those of such a command"),
     "code": _kept("its checkpoints are those of such a network"),

@@ -178,6 +178,8 @@ class RunView:
             batch_changes=() if name in self.spec.pipelines else batch_changes(member, epochs),
             mode=objective.mode,
             config=trials[name].record.config if name in trials else None,
+            best_epoch=progress.best_epoch,
+            best_checkpoint=progress.best_checkpoint,
         )
 
 

@@ -26,7 +26,7 @@ from hetctl.model.hops import HopPlanMade, StateFetched, StateSaved, Visit, Visi
 from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
-from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult
 from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.agent.messages import StoreOrder
 from hetctl.runtime.data.sharing.node_folder import run_key
@@ -78,6 +78,7 @@ class HopJob(JobMode):
         self._round = 0
         self._running: Mapping[str, RunningTask] = {}
         self._results: dict[tuple[str, int], EpochResult] = {}
+        self._best: dict[str, BestCheckpoint] = {}
         self._fetched: dict[tuple[str, str], StateFetched] = {}
         self._asked: dict[str, int] = {}
         self._next_trials = 0.0
@@ -197,8 +198,13 @@ class HopJob(JobMode):
             self._results[end.member, end.number] = end.result
 
     def _record_checkpoint(self, saved: StateSaved) -> None:
-        fields = {name: value for name, value in vars(saved).items() if name not in ("member", "number")}
-        self._write(saved.member, "checkpoint", **fields)
+        of_event = ("epoch", "part_samples", "path", "bytes", "sha256", "duration_s")
+        self._write(saved.member, "checkpoint", **{name: getattr(saved, name) for name in of_event})
+        for name in saved.damaged:
+            self._write(saved.member, "checkpoint_invalid", name=name)
+        if saved.best != self._best.get(saved.member, NO_BEST):
+            self._best[saved.member] = saved.best
+            self._write(saved.member, "best_checkpoint", **encode(saved.best))
         # An epoch is finished once it is in a checkpoint.
         if result := self._results.pop((saved.member, saved.number), None):
             self._write(saved.member, "epoch", **encode(result), evaluate_s=0.0)

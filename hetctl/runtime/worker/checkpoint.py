@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, ParamSpec, TypeVar
 
+from hetctl.model.ensemble import Member
 from hetctl.model.errors import is_transient
 from hetctl.model.serialization import encode, parse
-from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult
 from hetctl.storage.atomic_io import (
     make_private_folder,
     read_json,
@@ -38,7 +42,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-KEPT = 2
+NEWEST = 2
+"""Number of newest checkpoints that are kept to go on from: the second if the newest is damaged."""
 UNFINISHED = (".npz", ".tmp")
 """Endings of a checkpoint's files that exist before its manifest."""
 PART = "{}.part-{:03d}.npz"
@@ -54,6 +59,8 @@ PARENT = "parent.json"
 TENSORBOARD = "events.out.tfevents.*"
 VISIT = 4
 """Index of the visit's number in the name of a checkpoint."""
+OF_EPOCH = re.compile(r"epoch-(\d+)-0+(-0+-\d+)?")
+"""Name of a checkpoint that was written at the end of an epoch: no samples, no evaluated partitions."""
 
 Arrays = Mapping[str, "npt.NDArray[Any]"]
 
@@ -208,12 +215,22 @@ class CheckpointFolder:
     ----------
     patience : Patience
         Patience with a file system that does not answer.
+    member : Member or None
+        Member whose finished epochs are kept as it says; None: only the newest checkpoints are.
+
+    Attributes
+    ----------
+    best : BestCheckpoint
+        Best epoch after the last `save`, `join_parts` or `look_for_best`; `NO_BEST` if none is kept.
     """
 
-    def __init__(self, path: Path, patience: Patience = NO_RETRY) -> None:
+    def __init__(self, path: Path, patience: Patience = NO_RETRY, member: Member | None = None) -> None:
         self.path = path
+        self.best = NO_BEST
         self._patience = patience
+        self._member = member
         self._invalid: set[str] = set()
+        self._noticed: list[str] = []
 
     @_with_patience
     def save(
@@ -223,7 +240,7 @@ class CheckpointFolder:
         since: int | None = None,
         shards: Sequence[ArrayFile] = (),
     ) -> Manifest:
-        """Write a checkpoint and delete all but the last two.
+        """Write a checkpoint, and delete all but the last two and those of the epochs to keep.
 
         The manifest is written after the arrays are on the disk: a checkpoint without a manifest, or with one
         that does not match, counts as nonexistent.
@@ -268,7 +285,7 @@ class CheckpointFolder:
 
     @_with_patience
     def join_parts(self, parts: Sequence[ArrayFile], state: TrainingState) -> Manifest:
-        """Write the manifest for parts on the disk; delete all but the last two checkpoints."""
+        """Write the manifest for parts on the disk; delete checkpoints as `save` does."""
         file = f"{_name_of(state)}.json"
         digest = hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()
         manifest = Manifest(file, sum(part.bytes for part in parts), digest, state, tuple(parts))
@@ -300,6 +317,20 @@ class CheckpointFolder:
         self._patience.before_attempt()
         write_json(self.path / f"{_name_of(manifest.state)}.json", encode(manifest))
         self._drop_old(manifest, since)
+
+    @_with_patience
+    def look_for_best(self, state: TrainingState) -> None:
+        """Set `best` to the best epoch of a state's history; its size is checked, its checksum is not."""
+        self._epochs_to_keep(state, [path.stem for path in self._manifests()])
+
+    def take_damaged(self) -> list[str]:
+        """Return, once, the names of damaged checkpoints of best epochs."""
+        noticed, self._noticed = self._noticed, []
+        return noticed
+
+    def finished_epochs(self) -> list[int]:
+        """Return the finished epochs with a checkpoint, whole or damaged, in their order."""
+        return sorted(filter(None, {_finished_epoch(path.stem) for path in self._manifests()}))
 
     def new_shards(self, state: TrainingState) -> Path:
         """Return the folder into which ranks write a checkpoint's files in PyTorch's format."""
@@ -368,8 +399,7 @@ class CheckpointFolder:
         for path in self._manifests():
             with suppress(FileNotFoundError, ValueError):
                 manifest = _manifest_in(path)
-                sizes = [(self.path / file.file).stat().st_size for file in manifest.files]
-                if sizes == [file.bytes for file in manifest.files] and fits(manifest.state):
+                if self._has_files(manifest) and fits(manifest.state):
                     return manifest.state
         return TrainingState()
 
@@ -438,13 +468,20 @@ class CheckpointFolder:
 
     def _drop_old(self, manifest: Manifest, since: int | None) -> None:
         """Delete what a new checkpoint replaces, and older ones; keep damaged ones with later names."""
-        new = _name_of(manifest.state)
+        new, epochs = _name_of(manifest.state), len(manifest.state.epochs)
+        self._invalid.discard(new)
         names = [path.stem for path in self._manifests()]
-        kept = {new, *[name for name in names if name not in self._invalid][:KEPT]}
+        kept = {new, *[name for name in names if name not in self._invalid][:NEWEST]}
+        newest = max(kept)
+        kept |= self._epochs_to_keep(manifest.state, names)
         old = {
             name
             for name in names
-            if name not in kept and name < max(kept) and (since is None or visit_in(name) < since)
+            if name not in kept
+            and name < newest
+            and (since is None or visit_in(name) < since)
+            # The rank of an earlier visit knows nothing of later epochs.
+            and _finished_epoch(name) <= epochs
         }
         # Manifests first, in case the process is killed: without one an archive counts as nonexistent.
         # If the member hops, ranks of other nodes delete, too.
@@ -460,6 +497,48 @@ class CheckpointFolder:
         if since is None:
             self.drop_unfinished()
 
+    def _epochs_to_keep(self, state: TrainingState, names: Sequence[str]) -> set[str]:
+        """Return which checkpoints are those of the best and the last epochs in a history; set `best`.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Names of all checkpoints, the newest first.
+        """
+        if self._member is None:
+            return set()
+        keep, rule = self._member.keep, self._member.stop
+        ends = range(1, len(state.epochs) + 1)
+        whole = [name for name in names if _finished_epoch(name) in ends and name not in self._invalid]
+        # Members that hop may have several of one epoch, all but one of undone visits.
+        by_epoch: defaultdict[int, list[str]] = defaultdict(list)
+        for name in whole:
+            by_epoch[_finished_epoch(name)].append(name)
+        ranked = (name for done in rule.ranked(state.epochs) for name in by_epoch[done.epoch])
+        best = list(islice((name for name in ranked if self._is_part_of(name, state)), keep.best))
+        self.best = NO_BEST
+        if best:
+            file = _manifest_in(self.path / f"{best[0]}.json").file
+            self.best = BestCheckpoint(_finished_epoch(best[0]), str(self.path / file))
+        return {*best, *whole[: keep.last]}
+
+    def _is_part_of(self, name: str, state: TrainingState) -> bool:
+        """Return true for a checkpoint of a finished epoch with all its files, and with a state's history."""
+        try:
+            manifest = _manifest_in(self.path / f"{name}.json")
+            is_whole = self._has_files(manifest)
+        except (FileNotFoundError, ValueError):
+            is_whole = False
+        if not is_whole:
+            self._invalid.add(name)
+            self._noticed.append(name)
+            return False
+        return manifest.state.epochs == state.epochs[: len(manifest.state.epochs)]
+
+    def _has_files(self, manifest: Manifest) -> bool:
+        """Return true if all files have their sizes; FileNotFoundError if one is missing."""
+        return all((self.path / file.file).stat().st_size == file.bytes for file in manifest.files)
+
     def _remove(self, entry: str) -> None:
         path = self.path / entry
         if path.is_dir():
@@ -468,14 +547,14 @@ class CheckpointFolder:
             path.unlink(missing_ok=True)
 
     def drop_unfinished(self) -> None:
-        """Delete what killed processes have left of checkpoints older than the kept ones.
+        """Delete what killed processes have left of checkpoints older than the newest ones.
 
         Do not call it while the member hops: ranks of other nodes may still write states of earlier visits.
         """
-        kept = {path.stem for path in self._manifests()}
+        kept = [path.stem for path in self._manifests()]
         for entry in self._entries("epoch-*"):
             name = entry.partition(".")[0]
-            if entry.endswith(UNFINISHED) and name not in kept and name < min(kept, default=""):
+            if entry.endswith(UNFINISHED) and name not in kept and name < min(kept[:NEWEST], default=""):
                 (self.path / entry).unlink(missing_ok=True)
 
 
@@ -497,6 +576,12 @@ def visit_in(name: str) -> int:
     """Return the number of the visit in the name of a checkpoint; -1 if the member has not hopped."""
     fields = name.split("-")
     return int(fields[VISIT]) if len(fields) > VISIT else -1
+
+
+def _finished_epoch(name: str) -> int:
+    """Return the number of the epoch at whose end a checkpoint was written; 0 within an epoch."""
+    found = OF_EPOCH.fullmatch(name)
+    return int(found[1]) if found else 0
 
 
 def _digest(stream: BinaryIO) -> str:

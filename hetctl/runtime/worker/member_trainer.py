@@ -18,13 +18,19 @@ import numpy.typing as npt
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import encode
-from hetctl.model.training_progress import EpochResult, TimedRate
+from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult, TimedRate
 from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
 from hetctl.runtime.data.loaders import Loader
 from hetctl.runtime.frameworks import TrainableNetwork
 from hetctl.runtime.frameworks.stage_network import StageNetwork
 from hetctl.runtime.worker.async_checkpoint import OnSaved, Saver
-from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Loaded, Manifest, TrainingState
+from hetctl.runtime.worker.checkpoint import (
+    Arrays,
+    CheckpointFolder,
+    Loaded,
+    Manifest,
+    TrainingState,
+)
 from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.storage.event_files import EventWriter
@@ -213,6 +219,8 @@ class MemberTrainer(ABC):
         self._saver = self.saver or Saver(self.checkpoints)
         self._clock = SaveClock(self.member.checkpoint)
         self._unsaved = False
+        self._saved_within_epoch = False
+        self._reported_best: BestCheckpoint | None = NO_BEST
         self._trained_at: float | None = None
 
     @abstractmethod
@@ -246,6 +254,11 @@ class MemberTrainer(ABC):
             part_samples=self.state.part_samples,
             samples=self.training.samples,
         )
+        if self.group.rank == 0 and self.state.epochs:
+            # The last process may have been killed before it reported it.
+            self._reported_best = None
+            self.checkpoints.look_for_best(self.state)
+            self._report_best()
         while not (reason := self._reason_to_stop_for_good()):
             # Clocks and measured times differ: rank 0 decides, or some ranks would train on alone.
             if not self.group.broadcast(self.stop.permits(self._epoch_seconds_left())):
@@ -276,8 +289,7 @@ class MemberTrainer(ABC):
     def _restore(self) -> None:
         loaded = self._load()
         for name in loaded.invalid:
-            self.events.write("checkpoint_invalid", name=name)
-            print(f"checkpoint {name} is damaged and is not used", flush=True)
+            self._report_damaged(name)
         if loaded.arrays is None:
             if self.has_saved():
                 raise lost_checkpoints_error(self.member.name, self.checkpoints.path, loaded.invalid)
@@ -370,21 +382,35 @@ class MemberTrainer(ABC):
             report_epoch()
 
         self._clock.count(EPOCHS)
+        is_wanted = self._saved_within_epoch and self._is_best_epoch()
+        self._saved_within_epoch = False
         # Rank 0 decides: clocks differ, and each rank may have to save a part of the state.
-        if self.group.broadcast(self._clock.is_due()):
+        is_due, is_wanted = self.group.broadcast([self._clock.is_due(), is_wanted])
+        if is_due:
             self._begin_save(report)
+        elif is_wanted:
+            # Between those of the interval, which it does not move.
+            self._save(report)
+            self._unsaved = False
         else:
             self._unsaved = True
             # An earlier epoch, whose checkpoint is still being written, is reported first.
             self._saver.call_after(report_epoch)
 
+    def _is_best_epoch(self) -> bool:
+        """Return true if the last epoch is better than all before it, and such an epoch is to be kept."""
+        ranked = self.member.stop.ranked(self.state.epochs)
+        return self.member.keep.best > 0 and ranked[0] is self.state.epochs[-1]
+
     def _begin_save(self, report: OnSaved) -> None:
         """Start to write a checkpoint, and the next interval."""
+        self._saved_within_epoch = self.state.part_samples > 0
         self._save(report)
         self._clock.restart()
         self._unsaved = False
 
     def _report_checkpoint(self, manifest: Manifest, seconds: float) -> None:
+        self._report_best()
         self.events.write(
             "checkpoint",
             epoch=len(manifest.state.epochs),
@@ -394,6 +420,18 @@ class MemberTrainer(ABC):
             sha256=manifest.sha256,
             duration_s=seconds,
         )
+
+    def _report_best(self) -> None:
+        """Report the checkpoint of the best epoch, if it is another one than before."""
+        for name in self.checkpoints.take_damaged():
+            self._report_damaged(name)
+        if (best := self.checkpoints.best) != self._reported_best:
+            self._reported_best = best
+            self.events.write("best_checkpoint", **encode(best))
+
+    def _report_damaged(self, name: str) -> None:
+        self.events.write("checkpoint_invalid", name=name)
+        print(f"checkpoint {name} is damaged and is not used", flush=True)
 
 
 def load_together(checkpoints: CheckpointFolder, group: Group, needs: Callable[[str], bool]) -> Loaded:

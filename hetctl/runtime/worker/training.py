@@ -279,7 +279,7 @@ def trainer_fields(
         "network": network,
         "training": training,
         "validation": validation,
-        "checkpoints": CheckpointFolder(Path(spec.checkpoints), context.patience),
+        "checkpoints": CheckpointFolder(Path(spec.checkpoints), context.patience, member),
         "group": context.group,
         "events": context.reporter(task),
         "stop": make_stop_signal(context, spec, assignment),

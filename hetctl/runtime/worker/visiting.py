@@ -89,7 +89,8 @@ def _hand_over(
     # Map the file now: after the report the driver may have it deleted.
     arrays, state = state_file.read(resources.store, spec.visit.new_state)
     context.send(visited=end)
-    folder = CheckpointFolder(Path(spec.checkpoints), context.patience)
+    (member,) = spec.ensemble.members
+    folder = CheckpointFolder(Path(spec.checkpoints), context.patience, member)
 
     def on_saved(manifest: Manifest, seconds: float) -> None:
         saved = StateSaved(
@@ -101,6 +102,8 @@ def _hand_over(
             bytes=manifest.bytes,
             sha256=manifest.sha256,
             duration_s=seconds,
+            best=folder.best,
+            damaged=tuple(folder.take_damaged()),
         )
         if end.result is not None:
             # Ranks of several nodes write the member's TensorBoard file one after another.

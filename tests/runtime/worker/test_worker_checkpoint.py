@@ -11,8 +11,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_settings import KeepSettings
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, Loaded, TrainingState
 from hetctl.storage.patience import Patience
 
@@ -54,6 +58,71 @@ def test_the_last_two_are_kept(folder):
     assert sorted(path.name for path in folder.path.iterdir()) == [
         f"epoch-0000{n}-000000000000.{ending}" for n in (3, 4) for ending in ("json", "npz")
     ]
+
+
+def judged(*losses, part=0):
+    """Return the state after epochs with these losses, and a part of the next one."""
+    epochs = [replace(epoch(n), metrics={"val_loss": loss}) for n, loss in enumerate(losses, start=1)]
+    return TrainingState(tuple(epochs), part_samples=part)
+
+
+def of_epochs(folder):
+    return [int(path.name[6:11]) for path in sorted(folder.path.glob("epoch-*-000000000000.json"))]
+
+
+@given(
+    losses=st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.4]), min_size=1, max_size=8),
+    keep=st.builds(KeepSettings, best=st.integers(0, 3), last=st.integers(1, 4)),
+    mode=st.sampled_from(["min", "max"]),
+)
+def test_the_best_epochs_are_kept_and_other_old_ones_are_not(tmp_path_factory, losses, keep, mode):
+    member = Member("m", stop=StopRule("val_loss", mode), keep=keep)
+    folder = CheckpointFolder(tmp_path_factory.mktemp("kept") / "m", member=member)
+    sign = 1 if mode == "min" else -1
+    for done in range(1, len(losses) + 1):
+        folder.save(arrays(done), judged(*losses[:done], part=32))
+        folder.save(arrays(done), judged(*losses[:done]))
+        ranked = sorted(range(1, done + 1), key=lambda n: (sign * losses[n - 1], n))
+        kept = {*ranked[: keep.best], *range(max(1, done - keep.last + 1), done + 1)}
+        # The newest two are an epoch and the part before it.
+        assert of_epochs(folder) == sorted(kept)
+        assert folder.best.epoch == (ranked[0] if keep.best else None)
+        again = CheckpointFolder(folder.path, member=member)
+        again.look_for_best(judged(*losses[:done]))
+        assert again.best == folder.best
+        if keep.best:
+            best = folder.load(lambda found, best=folder.best: len(found.epochs) == best.epoch)
+            assert best.arrays["optimizer/0000"] == folder.best.epoch
+            assert (folder.path / folder.best.path).is_file()
+
+
+@pytest.mark.parametrize("ending", ["json", "npz"])
+def test_a_damaged_best_epoch_is_told_and_the_next_best_is_kept(tmp_path, ending):
+    folder = CheckpointFolder(tmp_path / "m", member=Member("m"))
+    losses = (0.3, 0.1, 0.2, 0.4, 0.5, 0.6)
+    for done in (1, 2, 3):
+        folder.save(arrays(done), judged(*losses[:done]))
+    assert folder.best.epoch == 2
+    (folder.path / f"epoch-00002-000000000000.{ending}").write_bytes(b"?")
+    folder.save(arrays(4), judged(*losses[:4]))
+    assert folder.take_damaged() == ["epoch-00002-000000000000"]
+    assert folder.take_damaged() == []
+    assert folder.best.epoch == 3
+    for done in (5, 6):
+        folder.save(arrays(done), judged(*losses[:done]))
+    assert of_epochs(folder) == [3, 5, 6]
+
+
+def test_the_checkpoint_of_an_undone_visit_is_not_the_best(tmp_path):
+    """A node that was given up ends epoch 2 with visit 6, better than others that end it with visit 8."""
+    folder = CheckpointFolder(tmp_path / "m", member=Member("m"))
+    folder.save(arrays(1), replace(judged(0.3), visit=3), since=2)
+    folder.save(arrays(8), replace(judged(0.3, 0.2), visit=8), since=3)
+    given_up = CheckpointFolder(tmp_path / "m", member=Member("m"))
+    given_up.save(arrays(6), replace(judged(0.3, 0.1), visit=6), since=3)
+    folder.save(arrays(9), replace(judged(0.3, 0.2, 0.4), visit=9), since=8)
+    assert folder.best.epoch == 2
+    assert folder.load(lambda found: found.visit == 8).arrays["optimizer/0000"] == 8
 
 
 def test_what_killed_processes_left_goes_with_old_checkpoints(folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.model.serialization import encode
-from hetctl.model.training_progress import EpochResult, TimedRate
+from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult, TimedRate
 from hetctl.perf.step_times import (
     WANTED_IN_TRAINING,
     Mark,
@@ -23,6 +24,7 @@ from hetctl.runtime.worker.group import CollectiveBackend
 from hetctl.runtime.worker.hardware import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import Note, check_metrics
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
+from hetctl.runtime.worker.scripts.best_copies import BestCopies, ChangedMeanwhileError
 from hetctl.runtime.worker.scripts.command_process import (
     CommandProcess,
     ScriptReport,
@@ -58,7 +60,8 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
     own = own_variables(member, spec.run, spec.round, done, spec.checkpoints, spec.deadline, resume_from)
     samples = spec.ensemble.samples_per_epoch
     events.write("started", epochs=max(history, default=0), part_samples=0, samples=samples)
-    reports = EpochReports(spec, events, history)
+    reports = EpochReports(spec, events, history, heartbeat=context.heartbeat)
+    reports.report_best()
     if reason := group.broadcast(reports.reason_to_stop()):
         group.barrier_and_close()
         events.write("converged", reason=reason)
@@ -101,6 +104,8 @@ class EpochReports:
         Function called with the epoch, its finished samples, and the loss.
     clock : callable
         Clock that returns seconds since the epoch.
+    heartbeat : callable
+        Function called after each part of a copy of a checkpoint.
     """
 
     spec: TrainingSpec
@@ -108,15 +113,18 @@ class EpochReports:
     history: dict[int, EpochResult]
     note: Note = lambda *_: None
     clock: Callable[[], float] = time.time
+    heartbeat: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         (self.member,) = self.spec.ensemble.members
+        self._copies = BestCopies(Path(self.spec.checkpoints), self.member, self.heartbeat)
         self._tensorboard: TensorBoardWriter | None = None
         self._marks: list[Mark] = []
         self._timed: list[Mark] | None = []
         """Marks by which the rate is timed; None once it is known."""
         self._began_at = self.clock()
         self._wrong = 0
+        self._best: BestCheckpoint | None = None if self.history else NO_BEST
 
     def reason_to_stop(self) -> str | None:
         """Return why the member has converged by its stop rule; None if it has not."""
@@ -144,7 +152,25 @@ class EpochReports:
         # After the epoch's event: without this one the next start trains the epoch again, and counts it once.
         if checkpoint is not None:
             self.events.write(NAMED, path=str(checkpoint), epoch=report.epoch)
+            if report.epoch is not None and report.finished:
+                self._keep(checkpoint, report.epoch)
         return self.reason_to_stop()
+
+    def report_best(self) -> None:
+        """Report the best epoch with a copy of its checkpoint, if it is another one than before."""
+        if (best := self._copies.best(list(self.history.values()))) != self._best:
+            self._best = best
+            self.events.write("best_checkpoint", **encode(best))
+
+    def _keep(self, checkpoint: Path, epoch: int) -> None:
+        """Copy the checkpoint of an epoch if it is one of the best; the script waits for it."""
+        try:
+            self._copies.take(checkpoint, epoch, list(self.history.values()))
+        except ChangedMeanwhileError:
+            print(f"{checkpoint} changed while it was copied: epoch {epoch} is not kept", flush=True)
+        except (FileNotFoundError, shutil.Error) as error:
+            print(f"{checkpoint} cannot be copied: epoch {epoch} is not kept: {error}", flush=True)
+        self.report_best()
 
     def _existing(self, checkpoint: str | None) -> Path | None:
         path = None if checkpoint is None else Path(self.spec.ensemble.folder, checkpoint)

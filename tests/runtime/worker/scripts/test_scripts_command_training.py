@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.model.training_settings import KeepSettings
 from hetctl.runtime.worker.messages import RUN_COMMAND, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.scripts.command_training import EpochReports, reported
 from hetctl.storage.event_files import EventWriter, read_events
@@ -88,3 +91,61 @@ def test_a_command_says_its_rate_within_the_first_epoch_once(task):
     told(reports, epoch=1, samples=2100, val_loss=0.5)
     (epoch,) = events_of(task, "epoch")
     assert epoch["samples"] == 2100
+
+
+def test_the_best_epoch_is_copied_before_the_script_replaces_it(task, reports, tmp_path):
+    losses, best = (0.5, 0.3, 0.4, 0.2), []
+    for epoch, loss in enumerate(losses, start=1):
+        (tmp_path / "last.pt").write_text(f"epoch {epoch}")
+        told(reports, epoch=epoch, val_loss=loss, checkpoint="last.pt")
+        best.append(Path(events_of(task, "best_checkpoint")[-1]["path"]).read_text())
+    assert best == ["epoch 1", "epoch 2", "epoch 2", "epoch 4"]
+    assert [event["epoch"] for event in events_of(task, "best_checkpoint")] == [1, 2, 4]
+    assert [copy.name for copy in (tmp_path / "best-epochs").iterdir()] == ["epoch-00004"]
+
+
+def test_a_folder_is_copied_without_what_lies_in_it_already(task, reports, tmp_path):
+    """A script may name the folder that it was given, with its own copies in it."""
+    (tmp_path / "part").mkdir()
+    for epoch in (1, 2):
+        (tmp_path / "part" / "weights").write_text(f"epoch {epoch}")
+        told(reports, epoch=epoch, val_loss=1 / epoch, checkpoint=str(tmp_path))
+    copy = Path(events_of(task, "best_checkpoint")[-1]["path"])
+    assert (copy / "part" / "weights").read_text() == "epoch 2"
+    assert not (copy / "best-epochs").exists()
+
+
+def test_a_copy_is_whole_or_there_is_none(task, tmp_path, capfd):
+    """The file changes while it is copied, and another rank is killed amid a copy."""
+    checkpoint = tmp_path / "last.pt"
+    writing = EventWriter(task.events, task.name, 0)
+    changing = EpochReports(task.training, writing, {}, heartbeat=lambda: checkpoint.write_text("other text"))
+    checkpoint.write_text("text")
+    told(changing, epoch=1, val_loss=0.5, checkpoint="last.pt")
+    assert "epoch 1 is not kept" in capfd.readouterr().out
+    assert events_of(task, "best_checkpoint") == []
+
+    def die():
+        raise KeyboardInterrupt
+
+    killed = EpochReports(task.training, writing, {}, heartbeat=die)
+    with pytest.raises(KeyboardInterrupt):
+        told(killed, epoch=1, val_loss=0.5, checkpoint="last.pt")
+    after = EpochReports(task.training, writing, reported(task)[0])
+    after.report_best()
+    assert [event["epoch"] for event in events_of(task, "best_checkpoint")] == [None]
+    told(after, epoch=2, val_loss=0.4, checkpoint="last.pt")
+    assert [event["epoch"] for event in events_of(task, "best_checkpoint")] == [None, 2]
+
+
+def test_no_copy_is_made_for_a_member_that_keeps_no_best_epoch(task, tmp_path):
+    member = replace(MEMBER, keep=KeepSettings(best=0))
+    spec = replace(task.training, ensemble=replace(task.training.ensemble, members=(member,)))
+    (tmp_path / "last.pt").touch()
+    told(
+        EpochReports(spec, EventWriter(task.events, task.name, 0), {}),
+        epoch=1,
+        val_loss=1,
+        checkpoint="last.pt",
+    )
+    assert not (tmp_path / "best-epochs").exists()
