@@ -13,7 +13,7 @@ class Workload:
     Parameters
     ----------
     rates : mapping of int to float
-        Samples/s for every number of GPUs that the planner may assign, in ascending order.
+        Expected samples/s for every number of GPUs that the planner may assign, in ascending order.
     samples_left : float
         Predicted samples left, at least zero.
     startup_s : float
@@ -28,9 +28,8 @@ class Workload:
         Name of a family of members with equal rates: observations of one member hold for all.
     rates_by_type : mapping
         Rates of each type of GPU by name, if the types differ.
-    unsure : mapping of int to float
-        Predicted samples/s on still more GPUs, whose gain is within the error of prediction. Only a planner
-        that explores rates gives a member so many.
+    spread : mapping of int to float
+        Standard error of the logarithm of each rate that is a guess; 0, or missing, if it was measured.
     """
 
     name: str
@@ -46,7 +45,7 @@ class Workload:
     rates_by_type: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     epoch_s: float = 0.0
     save_s: float | None = None
-    unsure: Mapping[int, float] = field(default_factory=dict)
+    spread: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def overhead_s(self) -> float:
@@ -84,6 +83,11 @@ class Workload:
         return self.rates[self.min_gpus]
 
     @property
+    def is_guess(self) -> bool:
+        """True if no rate of the member is known, not even on its least number of GPUs."""
+        return self.spread.get(self.min_gpus, 0.0) > 0 and len(self.spread) == len(self.rates)
+
+    @property
     def gpu_rate(self) -> float:
         """Rate of one GPU of the least number, in samples/s."""
         return self.least_rate / self.min_gpus
@@ -97,7 +101,7 @@ class Workload:
         """Return the member with its rates on GPUs of one type."""
         if not self.rates_by_type:
             return self
-        return replace(self, rates=self.rates_by_type.get(gpu_type, self.rates), rates_by_type={})
+        return replace(self, rates=self.rates_by_type.get(gpu_type, self.rates), rates_by_type={}, spread={})
 
     def on_slowest(self, gpu_types: Iterable[str]) -> Workload:
         """Return the member on GPUs of several types at once: the slowest type determines the rate."""
@@ -107,7 +111,7 @@ class Workload:
         # Curves of types may end at different numbers of GPUs: each is cut at its own peak.
         shared = set.intersection(*(set(curve) for curve in curves))
         rates = {gpus: min(curve[gpus] for curve in curves) for gpus in sorted(shared)}
-        return replace(self, rates=rates, rates_by_type={})
+        return replace(self, rates=rates, rates_by_type={}, spread={})
 
     def on_balanced(self, gpus: Mapping[str, int]) -> Workload:
         """Return the member on GPUs of several types with balanced batches.
@@ -121,7 +125,7 @@ class Workload:
         shared = set.intersection(*(set(curve) for curve, _ in curves))
         total = sum(gpus.values())
         rates = {k: sum(count * curve[k] for curve, count in curves) / total for k in sorted(shared)}
-        return replace(self, rates=rates, rates_by_type={})
+        return replace(self, rates=rates, rates_by_type={}, spread={})
 
     @property
     def highest_rates(self) -> Mapping[int, float]:

@@ -1,59 +1,94 @@
 """Training rates on numbers of GPUs without a measurement, and their errors.
 
-In the model, w GPUs sum gradients by recursive doubling and halving (Capes et al., section 3.2).
+A member's rate is its rate on one number of GPUs, times how it scales from there. How it scales is one of a
+grid of shapes: on w GPUs a sample takes 1/w + latency * log2(w) + transfer * [w > 1] + rest, in units of its
+time of computation. These are the terms of Capes et al., Equation 3, where gradients are summed by
+recursive doubling and halving. Before anything is measured, each shape has a probability. Each measured
+rate changes it, for the member itself and, a little, for all others of its ensemble (`learned`). Optimus
+(EuroSys 2018), Pollux (OSDI 2021) and Sia (SOSP 2023) fit such terms too, but to each job alone, and
+without an error of what they predict.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise, product
+from typing import TYPE_CHECKING
 
 from hetctl.model.errors import BadInputError
 
-LEAST_SAMPLE_S = 1e-12
-"""Least seconds of a sample: a fit may find that a number of GPUs takes no time at all."""
-
-
-def fit_speed(points: Mapping[int, float]) -> Callable[[int], float]:
-    """Return the rates in samples/s, f(w) in the paper, of a model of the seconds per sample on w GPUs.
-
-    The model has the terms of Equation 3, not the ring's of Equation 5. The ring's latency grows with w: a
-    fit to rates on few GPUs makes it too high, and on many GPUs it then exceeds all other time. The factors,
-    all >= 0, are fitted by non-negative least squares of relative errors, as Capes et al. fit Equation 5.
-
-    Parameters
-    ----------
-    points : mapping of int to float
-        Samples/s by number of GPUs, at least one and all above 0.
-    """
-    # Imported on use: every driver imports this module with the planners, and not all fit a speed.
+if TYPE_CHECKING:
     import numpy as np
-    from scipy.optimize import nnls
+    from numpy.typing import NDArray
 
-    # Rows times rate have the target 1, so that the residuals are relative errors.
-    rows = np.array([[rate * term for term in _terms(gpus)] for gpus, rate in points.items()])
-    theta, _ = nnls(rows, np.ones(len(points)))
-    factors = theta.tolist()
+    Floats = NDArray[np.float64]
 
-    def rate(gpus: int) -> float:
-        seconds = math.fsum(factor * term for factor, term in zip(factors, _terms(gpus), strict=True))
-        return 1 / max(seconds, LEAST_SAMPLE_S)
+LATENCY, TRANSFER, REST = (-5.02, 1.89), (-3.26, 1.39), (-3.29, 0.95)
+"""Means and standard deviations of the natural logarithms of the terms, by expectation maximisation over 17
+curves of ElasticFlow (A100, one batch on all GPUs, up to 64 GPUs) and 19 of Gavel (P100, up to 8 GPUs)."""
+FIT_ERROR = 0.054
+"""Root mean square of the logarithms of those curves' rates over the fitted ones."""
+ERROR_PER_DOUBLING = 0.06
+"""Error of the logarithm of a rate for each doubling from the nearest measured one, beside that of the shape:
+real curves have steps, such as that from one node to two."""
+PRIOR_MEMBERS = 3.0
+"""Number of members with several measured rates that count as much as those curves."""
+STEPS = (-2.4, -1.6, -0.8, 0.0, 0.8, 1.6, 2.4)
+"""Standard deviations from the mean at which the grid has its shapes, in each of its three directions."""
 
-    return rate
+Shapes = tuple[float, ...]
+"""Probability of each shape of the grid."""
 
 
-def _terms(w: int) -> tuple[float, ...]:
-    """Return the terms of computation, latency, transfer and the rest."""
-    return 1 / w, math.log2(w), float(w > 1), 1.0
+@lru_cache(maxsize=1)
+def prior_shapes() -> Shapes:
+    """Return the probabilities before anything is measured: three independent normal distributions."""
+    weights = [math.exp(-math.fsum(step**2 for step in steps) / 2) for steps in product(STEPS, repeat=3)]
+    return tuple(weight / math.fsum(weights) for weight in weights)
 
 
-ERROR_PER_DOUBLING = 0.1
-"""Standard error of the logarithm of a predicted rate, for each doubling of the largest measured number. On
-ElasticFlow's curves it is 0.08 to 0.10, from 4, 8 and 16 GPUs to up to eight times as many."""
-UNKNOWN = 0.7
-"""The same error if only one point was measured: more than a doubling can gain, log 2."""
+def learned(tables: Iterable[Mapping[int, float]]) -> Shapes:
+    """Return the probabilities of the shapes for a member of an ensemble with these measured rates.
+
+    Each table of several rates is one more observation of a shape, beside the `PRIOR_MEMBERS` of the prior.
+    """
+    known = {points for table in tables if len(points := tuple(usable_rates(table).items())) > 1}
+    if not known:
+        return prior_shapes()
+    import numpy as np
+
+    prior = prior_shapes()
+    sums = PRIOR_MEMBERS * np.array(prior)
+    for points in sorted(known):
+        sums += _posterior(points, prior)
+    return tuple((sums / sums.sum()).tolist())
+
+
+def _posterior(points: Sequence[tuple[int, float]], prior: Shapes) -> Floats:
+    """Return the probabilities of the shapes after measured rates, of which there is at least one."""
+    import numpy as np
+
+    # The level of the rates is free: only what they are relative to their mean tells of the shape.
+    off = np.log([rate for _, rate in points]) - _log_speedups(tuple(gpus for gpus, _ in points))
+    squares = ((off - off.mean(axis=1, keepdims=True)) ** 2).sum(axis=1) / FIT_ERROR**2
+    weights: Floats = np.array(prior) * np.exp(-(squares - squares.min()) / 2)
+    weights /= weights.sum()
+    return weights
+
+
+@lru_cache(maxsize=256)
+def _log_speedups(counts: tuple[int, ...]) -> Floats:
+    """Return the logarithms of the rates of each shape (rows) on some numbers of GPUs (columns)."""
+    import numpy as np
+
+    gpus = np.array(counts, dtype=float)
+    terms = np.array((LATENCY, TRANSFER, REST))
+    factors = np.exp(terms[:, 0] + terms[:, 1] * np.array(list(product(STEPS, repeat=3))))
+    seconds: Floats = 1 / gpus + factors @ np.array((np.log2(gpus), gpus > 1, np.ones(len(gpus))))
+    return -np.log(seconds)
 
 
 def gpus_needed(single_rates: Iterable[float]) -> int:
@@ -80,59 +115,56 @@ def usable_rates(measured: Mapping[int, float]) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class RateCurve:
-    """Rates on consecutive numbers of GPUs; the last ones may be predicted.
+    """Expected rates on consecutive numbers of GPUs.
 
     Parameters
     ----------
     rates : mapping of int to float
         Samples/s by number of GPUs.
+    spread : mapping of int to float
+        Standard error of the logarithm of each rate that was neither measured nor interpolated.
     measured : int
-        Largest number of GPUs with a measured rate; rates above it are predicted.
-    error : float
-        Standard error of the logarithm of a predicted rate, for each doubling of `measured`.
+        Largest number of GPUs with a measured rate.
     notes : tuple of str
         Origin of rates that were not measured.
     """
 
     rates: Mapping[int, float]
+    spread: Mapping[int, float]
     measured: int
-    error: float
     notes: tuple[str, ...] = ()
-
-    def spread(self, gpus: int) -> float:
-        """Return the standard error of a rate, relative to it; 0 up to the measured numbers."""
-        return math.exp(self.error * math.log2(max(gpus / self.measured, 1))) - 1
 
     @property
     def useful(self) -> dict[int, float]:
-        """Rates up to the last number of GPUs that is faster than all smaller ones by more than the error."""
+        """Rates up to the number of GPUs that is expected to be the fastest."""
         # max() returns the first of equal rates, which is the one with the fewest GPUs.
-        peak = max(self.rates, key=lambda gpus: self.rates[gpus] / (1 + self.spread(gpus)))
+        peak = max(self.rates, key=self.rates.__getitem__)
         return {gpus: rate for gpus, rate in self.rates.items() if gpus <= peak}
-
-    @property
-    def unsure(self) -> dict[int, float]:
-        """Rates on more GPUs than the useful ones."""
-        useful = self.useful
-        return {gpus: rate for gpus, rate in self.rates.items() if gpus not in useful}
 
     @property
     def to_measure(self) -> tuple[int, ...]:
         """Numbers of GPUs to measure, since they may be faster, before plans can rely on them."""
         fastest = max((rate for gpus, rate in self.rates.items() if gpus <= self.measured), default=0.0)
         found, gpus = [], 2 * self.measured
-        while self.rates.get(gpus, 0.0) > fastest:
+        while self.rates.get(gpus, 0.0) * math.exp(self.spread.get(gpus, 0.0)) > fastest:
             found.append(gpus)
             gpus *= 2
         return tuple(found)
 
 
-def rate_curve(measured: Mapping[int, float], max_gpus: int, least: int = 1) -> RateCurve:
+def rate_curve(
+    measured: Mapping[int, float], max_gpus: int, least: int = 1, shapes: Shapes | None = None
+) -> RateCurve:
     """Return the rates on `least` to `max_gpus` GPUs.
 
-    Measured rates are kept, and rates between them are interpolated. Below the first one they are in
-    proportion to it. Beyond the last one they are those of `fit_speed` (Capes et al., Equation 3), scaled to
-    it and at most in proportion to it. FLEET has its own Equation 5 there (appendix B.3).
+    Measured rates are kept, and rates between two that are at most a doubling apart are interpolated. All
+    others follow from the nearest measured rates, each by how the member is expected to scale from there: at
+    most in proportion to the GPUs. FLEET has its own Equation 5 beyond the last one (appendix B.3).
+
+    Parameters
+    ----------
+    shapes : tuple of float or None
+        Probabilities of how a member scales, from `learned`; None: before anything is measured.
 
     Raises
     ------
@@ -144,54 +176,57 @@ def rate_curve(measured: Mapping[int, float], max_gpus: int, least: int = 1) -> 
         raise BadInputError("no measured rate is above zero", hint="run hetctl profile")
     first, last = min(points), max(points)
     notes = [f"unusable rate at {gpu_count(m)} left out" for m in sorted(measured) if m not in points]
-    rates = dict(points)
+    rates, spread = dict(points), dict[int, float]()
+    unknown = [*range(least, first), *range(last + 1, max_gpus + 1)]
     if first > least:
-        rates |= {m: points[first] * m / first for m in range(least, first)}
-        notes.append(f"proportional below {gpu_count(first)}: no fewer were measured")
+        notes.append(f"predicted below {gpu_count(first)}")
     for low, high in pairwise(points):
-        rates |= {m: _between(points, low, high, m) for m in range(low + 1, high)}
+        if high <= 2 * low:
+            rates |= {m: _between(points, low, high, m) for m in range(low + 1, high)}
+        else:
+            unknown += range(low + 1, high)
         if high > low + 1:
-            notes.append(f"interpolated between {low} and {gpu_count(high)}")
-    error = 0.0
-    if max_gpus > last:
-        predicted, error = _predicted(points, range(last + 1, max_gpus + 1)), _error(points)
+            notes.append(
+                f"{'interpolated' if high <= 2 * low else 'predicted'} between {low} and {gpu_count(high)}"
+            )
+    if unknown:
+        predicted, spread = _predicted(points, unknown, shapes or prior_shapes())
         rates |= predicted
-        notes.append(
-            f"proportional above {gpu_count(last)}: one point was measured"
-            if len(points) == 1
-            else f"predicted above {gpu_count(last)}, within {math.expm1(error):.0%} for each doubling"
-        )
-    curve = RateCurve({m: rates[m] for m in range(least, max_gpus + 1)}, last, error)
-    if curve.to_measure:
-        notes.append(f"measure on {gpu_count(curve.to_measure[0])} first")
-    return replace(curve, notes=tuple(notes))
+    if max_gpus > last:
+        error = math.expm1(spread.get(2 * last, spread[max_gpus]))
+        notes.append(f"predicted above {gpu_count(last)}, within {error:.0%} on {min(2 * last, max_gpus)}")
+    counts = range(least, max_gpus + 1)
+    return RateCurve(
+        {m: rates[m] for m in counts},
+        {m: spread[m] for m in counts if m in spread},
+        last,
+        tuple(notes),
+    )
+
+
+def _predicted(
+    points: Mapping[int, float], wanted: Sequence[int], shapes: Shapes
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Return the expected rates on other numbers of GPUs, and the standard errors of their logarithms."""
+    import numpy as np
+
+    weights = _posterior(tuple(points.items()), shapes)
+    counts = np.array(list(points))
+    # Each shape is scaled to the measured rate that is nearest in doublings, below or above.
+    distances = np.abs(np.log2(np.array(wanted)[:, None] / counts))
+    nearest = distances.argmin(axis=1)
+    gains = _log_speedups(tuple(wanted)) - _log_speedups(tuple(points))[:, nearest]
+    mean = weights @ gains
+    variance = weights @ (gains - mean) ** 2 + (ERROR_PER_DOUBLING * distances.min(axis=1)) ** 2
+    rates = np.array(list(points.values()))[nearest] * np.exp(mean)
+    return dict(zip(wanted, rates.tolist(), strict=True)), dict(
+        zip(wanted, np.sqrt(variance).tolist(), strict=True)
+    )
 
 
 def rate_on(gpus: int, measured: Mapping[int, float]) -> float | None:
     """Return the rate on a number of GPUs, measured or from the curve; None if no rate is usable."""
     return rate_curve(measured, gpus).rates[gpus] if usable_rates(measured) else None
-
-
-def _predicted(points: Mapping[int, float], wanted: Iterable[int]) -> dict[int, float]:
-    """Return the rates on more GPUs than were measured."""
-    last = max(points)
-    if len(points) == 1:
-        return {m: points[last] * m / last for m in wanted}
-    model = fit_speed(points)
-    scale = points[last] / model(last)
-    return {m: min(scale * model(m), points[last] * m / last) for m in wanted}
-
-
-def _error(points: Mapping[int, float]) -> float:
-    """Return the standard error of predictions, at least that with which smaller numbers predict the last."""
-    last = max(points)
-    others = {m: rate for m, rate in points.items() if m <= last / 2} or {
-        m: rate for m, rate in points.items() if m < last
-    }
-    if not others:
-        return UNKNOWN
-    off = abs(math.log(_predicted(others, [last])[last] / points[last]))
-    return max(off / math.log2(last / max(others)), ERROR_PER_DOUBLING)
 
 
 def _usable(rate: float) -> bool:

@@ -1,4 +1,4 @@
-"""Rates in place of profiled ones: those seen in training, and those of the most similar members."""
+"""Rates in place of profiled ones: those seen in training, and those of other members."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from hetctl.model.profile import MemberProfile
 from hetctl.model.training_progress import EpochHistory, EpochResult
@@ -170,6 +170,71 @@ def predicted_profile(member: str, nearest: MemberProfile) -> MemberProfile:
         seen_overhead_s=None,
         predicted_from=nearest.member,
     )
+
+
+USUAL_LEVEL = math.log(100.0), 3.0
+"""Logarithm of a rate in samples/s before any is known, and its standard error."""
+LEVEL_ERROR = 0.3
+"""Standard error of the logarithm of a rate by the regression: what configs do not tell of it."""
+SLOPE = 1.0
+"""Standard deviation of the regression's factors: a rate in proportion to a number has the factor 1."""
+
+
+class Level(NamedTuple):
+    """Estimate of a rate: its natural logarithm, and the standard error of that."""
+
+    log: float
+    spread: float
+
+
+def estimated_levels(
+    configs: Mapping[str, Mapping[str, Any]], known: Mapping[str, float]
+) -> dict[str, Level]:
+    """Return the rates of members from those of others, by a regression over their configs.
+
+    It is linear in the logarithms of the numbers of a config, and in indicators of its other values. Its
+    factors have normal distributions, so one rate is enough; where configs tell nothing, members are equal.
+
+    Parameters
+    ----------
+    configs : mapping
+        Of each member, JSON values by key (`compared_config`).
+    known : mapping of str to float
+        Rates in samples/s of some of them.
+
+    Returns
+    -------
+    levels : dict of str to Level
+        Of the others.
+    """
+    import numpy as np
+
+    features = {name: _features(config) for name, config in configs.items()}
+    found = sorted({key for each in features.values() for key in each}, key=repr)
+    rows = np.array([[each.get(key, 0.0) for key in found] for each in features.values()])
+    rows = rows.reshape(len(features), -1)
+    rows = np.hstack([np.ones((len(rows), 1)), rows - rows.mean(axis=0)])
+    index = {name: at for at, name in enumerate(features)}
+    mean, spread = USUAL_LEVEL
+    measured = rows[[index[name] for name in known]]
+    off = np.array([math.log(rate) - mean for rate in known.values()])
+    precision = np.diag([spread**-2, *[SLOPE**-2] * len(found)]) + measured.T @ measured / LEVEL_ERROR**2
+    covariance = np.linalg.inv(precision)
+    factors = covariance @ measured.T @ off / LEVEL_ERROR**2
+    variances = np.einsum("ij,jk,ik->i", rows, covariance, rows) + LEVEL_ERROR**2
+    logs = rows @ factors + mean
+    return {
+        name: Level(float(logs[at]), math.sqrt(variances[at]))
+        for name, at in index.items()
+        if name not in known
+    }
+
+
+def _features(config: Mapping[str, Any]) -> dict[Any, float]:
+    """Return the logarithms of the numbers of a config, and 1 for each other value."""
+    numbers, rest = _parted(config)
+    logs = {at: math.log(abs(number)) if number else 0.0 for at, number in numbers.items()}
+    return logs | dict.fromkeys(rest.items(), 1.0)
 
 
 def _parted(config: Mapping[str, Any]) -> tuple[dict[Key, float], dict[Key, Any]]:

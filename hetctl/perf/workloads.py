@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections import deque
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from hetctl.model.ensemble import Ensemble, Member
-from hetctl.model.errors import BadInputError
 from hetctl.model.profile import MemberProfile, compared_config, shapes_of
-from hetctl.model.training_progress import EpochResult, Progress
+from hetctl.model.training_progress import EpochHistory, EpochResult, Progress
 from hetctl.model.training_settings import EVERY_EPOCH
 from hetctl.model.workload import Workload
 from hetctl.perf.convergence import ConvergenceForecast
-from hetctl.perf.rate_extrapolation import rate_curve, usable_rates
-from hetctl.perf.rate_prediction import known_rates, nearest_config
+from hetctl.perf.rate_extrapolation import learned, prior_shapes, rate_curve, usable_rates
+from hetctl.perf.rate_prediction import USUAL_LEVEL, Level, estimated_levels, known_rates
 
 RECENT_RESTARTS = 9
 """Number of newest restarts of all members that predict the first restart of another one."""
 
 
+USUAL_EPOCH = 10_000
+"""Samples of an epoch before the length of any is known."""
+MANY, NEWS = 200, 1.1
+"""Number of known rates from which on they have to grow by a factor before members are estimated anew: with
+thousands of members, each rate would otherwise change all others."""
+
+
 class Workloads:
     """Remaining work of a run's active members, kept up to date with their progress.
 
-    A member is updated only if its own progress or its prediction changes.
+    A member is updated only if its own progress or its prediction changes. Of a member that was not measured,
+    its rates and the length of its epochs are estimates from what is known of the others.
 
     Parameters
     ----------
@@ -50,104 +58,166 @@ class Workloads:
         self._members = {member.name: member for member in ensemble.members}
         self._profiles, self._max_gpus = profiles, max_gpus
         self._in_lockstep = in_lockstep
-        self._rate_keys = ensemble.rate_keys
+        self._configs = {name: compared_config(m, ensemble.rate_keys) for name, m in self._members.items()}
         self._forecast = ConvergenceForecast(ensemble.members)
         self._progress: dict[str, Progress] = {}
         self._restarts_s: deque[float] = deque(maxlen=RECENT_RESTARTS)
+        self._known: dict[str, MemberProfile] = {}
         self._whole: dict[str, Workload] = {}
         self.left: dict[str, Workload] = {}
-        self._alike = _predicted_alike(ensemble, profiles)
+        shapes = [(shape.member, *shape.shared_by) for shape in shapes_of(ensemble)]
+        self._alike = {name: shape for shape in shapes for name in shape}
+        self._facts = 0
+        self._shapes = prior_shapes()
+        self._levels: Mapping[str, Level] = {}
+        self._epoch = USUAL_EPOCH
 
     def update(self, changed: Mapping[str, Progress]) -> None:
-        """Update the progress of members.
-
-        Raises
-        ------
-        BadInputError
-            If an active member has no profile, or its profile lacks the length of an epoch.
-        """
-        self._refuse_gaps([self._members[name] for name in changed if changed[name].active])
+        """Update the progress of members."""
         for name, progress in changed.items():
             before = self._progress.get(name)
             if progress.restarts_s and (before is None or progress.restarts_s != before.restarts_s):
                 self._restarts_s.append(progress.restarts_s[-1])
         self._progress |= changed
-        outdated = {*changed, *self._forecast.update(changed)}
-        for name in changed:
-            outdated.update(mate for mate in self._alike.get(name, ()) if mate in self._progress)
-        for name in outdated.intersection(self._alike).union(changed):
+        news = [name for name in changed if self._has_news(name)]
+        outdated = {*changed, *self._forecast.update(changed), *self._mates_of(news)}
+        if news and self._learn():
+            outdated.update(name for name in self._whole if self._is_estimate(name))
+        for name in outdated:
             self._whole.pop(name, None)
         if outdated:
             left = self.left | {name: self._workload(name) for name in outdated}
             self.left = {name: workload for name in self._members if (workload := left.get(name))}
 
-    def _refuse_gaps(self, active: list[Member]) -> None:
-        missing = [m for m in active if not self._has_rates(m)]
-        if missing:
-            raise BadInputError(
-                f"no profile of {', '.join(member.name for member in missing)}", self._ways_out(missing)
-            )
-        for member in active:
-            profile = self._profiles[member.name]
-            if profile.samples is None and not profile.samples_per_epoch:
-                raise BadInputError(
-                    f"the profile of {member.name} has neither samples nor samples_per_epoch",
-                    hint="run hetctl profile, or import a rate table with a samples column",
-                )
+    def _has_news(self, name: str) -> bool:
+        """Update what is known of a member; return true if its rates or the length of its epochs changed."""
+        before = self._known.get(name)
+        now = self._known[name] = self._profile_of(name)
+        same = before and (before.rates, before.samples_per_epoch) == (now.rates, now.samples_per_epoch)
+        return not same
 
-    def _has_rates(self, member: Member) -> bool:
-        return member.name in self._profiles and bool(usable_rates(self._profiles[member.name].rates))
+    def _mates_of(self, names: Iterable[str]) -> Iterator[str]:
+        """Yield the other members to which the rates of these apply."""
+        for mate in {mate for name in names for mate in self._alike[name]}:
+            if mate in self._progress and self._shares(mate):
+                self._known[mate] = self._profile_of(mate)
+                yield mate
 
-    def _ways_out(self, missing: list[Member]) -> str:
-        """Return the commands that give members without a profile their rates."""
-        ways = ["run `hetctl profile`"]
-        if any(member.command for member in missing):
-            ways.append("import rates that you know with `hetctl profile import FILE`")
-        configs = {name: compared_config(m, self._rate_keys) for name, m in self._members.items()}
-        known = {name: configs[name] for name, m in self._members.items() if self._has_rates(m)}
-        # Members that still lack rates although rates are predicted compare to no measured one.
-        if all(nearest_config(configs[member.name], known) for member in missing):
-            ways.append("plan and submit with --predict-rates, as similar members were measured")
-        if any(member.layers for member in missing):
-            ways.append(
-                "where the site has `gpu_memory`, `hetctl plan --mode auto` plans those that fit no GPU"
-                " by their layers"
-            )
-        return ", or ".join(ways)
+    def _shares(self, name: str) -> bool:
+        """Return true if rates of members of its shape count as a member's own."""
+        profile = self._profiles.get(name)
+        return profile is None or bool(profile.predicted_from) or not usable_rates(profile.rates)
+
+    def _profile_of(self, name: str) -> MemberProfile:
+        """Return what is known of a member, in training too."""
+        member, progress = self._members[name], self._progress[name]
+        profile = self._profiles.get(name) or MemberProfile(name, {})
+        # Its rate may be known before its first epoch ends.
+        epochs: Iterable[EpochResult] = EpochHistory.of(progress.epochs)
+        if profile.predicted_from and not EpochHistory.of(epochs).rates:
+            epochs = self._epochs_of_alike(name)
+        batch_size = progress.batch_size or member.batch_size
+        known = known_rates(profile, epochs, batch_size, in_lockstep=self._in_lockstep)
+        guessed = profile.predicted_from and not profile.seen_rates and (self._in_lockstep or not epochs)
+        return replace(
+            known,
+            predicted_from=profile.predicted_from if guessed else "",
+            samples_per_epoch=profile.samples_per_epoch or progress.samples_per_epoch,
+        )
+
+    def _rates_of(self, name: str) -> dict[int, float]:
+        """Return the known rates of a member; if it was not profiled, also those of members of its shape."""
+        own = usable_rates(self._known[name].rates)
+        if not self._shares(name) or self._known[name].predicted_from:
+            return own
+        found: dict[int, list[float]] = defaultdict(list)
+        for mate in self._alike[name]:
+            if mate in self._known and self._shares(mate):
+                for gpus, rate in usable_rates(self._known[mate].rates).items():
+                    found[gpus].append(rate)
+        return {gpus: statistics.median(rates) for gpus, rates in found.items()} | own
+
+    def _is_estimate(self, name: str) -> bool:
+        known = self._known[name]
+        return bool(self._whole[name].spread) or not (known.samples or known.samples_per_epoch)
+
+    def _learn(self) -> bool:
+        """Learn from all members about those not measured; return false if there is too little news."""
+        facts = sum(
+            len(usable_rates(known.rates)) + bool(known.samples_per_epoch) for known in self._known.values()
+        )
+        if MANY < facts < NEWS * self._facts:
+            return False
+        self._facts = facts
+        tables = {name: self._rates_of(name) for name in self._known}
+        self._shapes = learned(tables.values())
+        levels = {
+            name: rate_curve(table, least, least, self._shapes).rates[least] / least
+            for name, table in tables.items()
+            if table and (least := self._members[name].min_gpus)
+        }
+        if len(levels) < len(self._members):
+            self._levels = estimated_levels(self._configs, levels)
+        epochs = [known.samples_per_epoch for known in self._known.values() if known.samples_per_epoch]
+        self._epoch = round(statistics.median(epochs)) if epochs else USUAL_EPOCH
+        return True
 
     def _workload(self, name: str) -> Workload | None:
         """Return an active member; None for any other."""
         member, progress = self._members[name], self._progress[name]
         if not progress.active:
             return None
-        profile = self._profiles[name]
+        known = self._known[name]
+        notes: tuple[str, ...] = ()
+        if known.samples is None and not known.samples_per_epoch:
+            known = replace(known, samples_per_epoch=self._epoch)
+            notes = (f"{self._epoch:,} samples of an epoch are a guess",)
         if name not in self._whole:
-            epochs = progress.epochs or self._epochs_of_alike(name)
-            batch_size = progress.batch_size or member.batch_size
-            known = known_rates(profile, epochs, batch_size, in_lockstep=self._in_lockstep)
-            seen = profile.seen_rates or (epochs and not self._in_lockstep)
-            guessed = bool(profile.predicted_from) and not seen
-            self._whole[name] = _untrained(member, known, self._max_gpus, guessed=guessed)
+            self._whole[name] = self._untrained(member, known)
         whole = self._whole[name]
-        left, remarks = _samples_left(member, profile, progress, self._forecast.epochs.get(name))
+        left, remarks = _samples_left(member, known, progress, self._forecast.epochs.get(name))
         # For a member that was never restarted, the last restarts of other members are used.
         restarts_s = progress.restarts_s or self._restarts_s
         restart_s = statistics.median(restarts_s) if restarts_s else None
-        return replace(whole, samples_left=left, notes=whole.notes + remarks, restart_s=restart_s)
+        return replace(whole, samples_left=left, notes=whole.notes + notes + remarks, restart_s=restart_s)
+
+    def _untrained(self, member: Member, known: MemberProfile) -> Workload:
+        """Return a member with the rates known so far, before its remaining work is determined."""
+        # A job that is too small for a member counts as large enough: planners leave the member out.
+        limit, least = max(member.most_gpus(self._max_gpus), member.min_gpus), member.min_gpus
+        points, level = self._rates_of(member.name), 0.0
+        notes = (f"rates predicted from those of {known.predicted_from}",) * bool(known.predicted_from)
+        if not points:
+            estimate = self._levels.get(member.name, Level(*USUAL_LEVEL))
+            points, level = {least: math.exp(estimate.log) * least}, estimate.spread
+            notes = ("rates are a guess",)
+        curve = rate_curve(points, limit, least, self._shapes)
+        rates = curve.useful
+        return Workload(
+            name=member.name,
+            rates=rates,
+            # Each of several types has its own curve, and these rates would count for any of them.
+            spread={}
+            if known.rates_by_type
+            else {m: error for m in rates if (error := math.hypot(level, curve.spread.get(m, 0.0)))},
+            rates_by_type={
+                gpu_type: rate_curve(measured, limit, least, self._shapes).useful
+                for gpu_type, measured in known.rates_by_type.items()
+            },
+            samples_left=0.0,
+            samples_per_epoch=known.samples_per_epoch,
+            startup_s=known.startup_s,
+            evaluate_s=known.evaluate_s,
+            checkpoint_s=known.checkpoint_s,
+            epoch_s=known.epoch_s,
+            save_s=_save_s(member, known, curve.rates),
+            notes=(*notes, *curve.notes),
+        )
 
     def _epochs_of_alike(self, name: str) -> list[EpochResult]:
-        """Return the epochs of all members of its shape if their rates are predicted, by time."""
-        mates = (self._progress[mate] for mate in self._alike.get(name, ()) if mate in self._progress)
+        """Return the epochs of all members of its shape, by time."""
+        mates = (self._progress[mate] for mate in self._alike[name] if mate in self._progress)
         return sorted((e for mate in mates for e in mate.epochs), key=lambda epoch: epoch.finished_at)
-
-
-def _predicted_alike(ensemble: Ensemble, profiles: Mapping[str, MemberProfile]) -> dict[str, tuple[str, ...]]:
-    """Return for each member with predicted rates the members of its shape."""
-    if not any(profile.predicted_from for profile in profiles.values()):
-        return {}
-    groups = [(shape.member, *shape.shared_by) for shape in shapes_of(ensemble)]
-    predicted = {name for name, profile in profiles.items() if profile.predicted_from}
-    return {name: group for group in groups for name in predicted.intersection(group)}
 
 
 def active_workloads(
@@ -162,42 +232,12 @@ def active_workloads(
 
     Rates observed in training take precedence over profiled ones, in lockstep only where they are higher. A
     rate curve begins at the member's `min_gpus`. It ends at its `max_gpus`, at the size of the cluster, or
-    where more GPUs gain no more than the error of their predicted rate, whichever is least.
-
-    Raises
-    ------
-    BadInputError
-        Same as in `Workloads.update`.
+    at the number of GPUs that is expected to be the fastest, whichever is least. Rates that were not measured
+    are estimates with a spread.
     """
     workloads = Workloads(ensemble, profiles, max_gpus, in_lockstep=in_lockstep)
     workloads.update({m.name: progress.get(m.name, Progress(m.name)) for m in ensemble.members})
     return tuple(workloads.left.values())
-
-
-def _untrained(member: Member, profile: MemberProfile, max_gpus: int, *, guessed: bool) -> Workload:
-    """Return a member with the rates known so far, before its remaining work is determined."""
-    # A job that is too small for a member counts as large enough: planners leave the member out.
-    limit = max(member.most_gpus(max_gpus), member.min_gpus)
-    curve = rate_curve(profile.rates, limit, member.min_gpus)
-    origin = (f"rates predicted from those of {profile.predicted_from}",) * guessed
-    return Workload(
-        name=member.name,
-        rates=curve.useful,
-        # Each of several types has its own curve, and these rates would count for any of them.
-        unsure={} if profile.rates_by_type else curve.unsure,
-        rates_by_type={
-            gpu_type: rate_curve(measured, limit, member.min_gpus).useful
-            for gpu_type, measured in profile.rates_by_type.items()
-        },
-        samples_left=0.0,
-        samples_per_epoch=profile.samples_per_epoch,
-        startup_s=profile.startup_s,
-        evaluate_s=profile.evaluate_s,
-        checkpoint_s=profile.checkpoint_s,
-        epoch_s=profile.epoch_s,
-        save_s=_save_s(member, profile, curve.rates),
-        notes=(*origin, *curve.notes),
-    )
 
 
 def _save_s(member: Member, profile: MemberProfile, rates: Mapping[int, float]) -> float | None:

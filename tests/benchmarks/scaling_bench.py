@@ -105,7 +105,7 @@ def errors(form: Form, curves: Iterable[Rates], fitted: Sequence[int], gpus: int
 def within(curves: Iterable[Rates], fitted: Sequence[int], counts: Sequence[int]) -> float:
     """Return the share of predictions that are off by at most their spread."""
     hits = [
-        abs(math.log(curve.rates[gpus] / truth[gpus])) <= math.log1p(curve.spread(gpus))
+        abs(math.log(curve.rates[gpus] / truth[gpus])) <= curve.spread[gpus]
         for truth in curves
         for gpus in counts
         if gpus in truth

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
@@ -9,10 +8,10 @@ from hypothesis import strategies as st
 
 from hetctl.model.errors import BadInputError
 from hetctl.perf.rate_extrapolation import (
-    ERROR_PER_DOUBLING,
-    fit_speed,
     gpus_needed,
     largest_profile,
+    learned,
+    prior_shapes,
     profiled_gpus,
     rate_curve,
     rate_on,
@@ -60,65 +59,59 @@ def few(shape: str, most: int = 8) -> dict[int, float]:
     return {m: rate for m, rate in TRUTHS[shape].items() if m <= most}
 
 
-def errors(shape: str, gpus: int) -> float:
-    """Return how many standard errors a prediction from 1 to 8 GPUs is off."""
-    curve = rate_curve(few(shape), gpus)
-    return abs(math.log(curve.rates[gpus] / TRUTHS[shape][gpus])) / math.log1p(curve.spread(gpus))
-
-
-@pytest.mark.parametrize("shape", TRUTHS)
-def test_predictions_from_few_gpus_are_within_their_spread(shape: str) -> None:
-    if shape in SHAPES:
-        assert max(errors(shape, gpus) for gpus in (16, 32, 64)) <= 1
-    else:
-        # A ring's latency, in proportion to the GPUs, cannot be told from another on few of them.
-        assert errors(shape, 16) <= 2
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_no_more_gpus_are_useful_than_the_truth_says(shape: str) -> None:
-    truth, useful = SHAPES[shape], rate_curve(few(shape), 64).useful
-    assert max(useful) <= max(truth, key=lambda m: truth[m])
-    assert truth[64] < 1.5 * truth[8] or max(useful) >= 16
-
-
-def test_gains_within_the_error_of_predictions_are_not_useful() -> None:
-    # From 8 to 64 GPUs it gains 6 % in all.
-    flat = rate_curve(scaling(100.0, rest=0.9, latency=0.0, step=0.0, last=8), 64)
-    assert flat.rates[64] > flat.rates[8]
-    assert max(flat.useful) == 8
-    assert flat.unsure == {m: flat.rates[m] for m in range(9, 65)}
-    assert flat.to_measure == (16, 32, 64)
-    assert "measure on 16 GPUs first" in flat.notes
+@pytest.mark.parametrize("measured", [(1,), (1, 2), (1, 4), (1, 2, 4, 8)])
+def test_predictions_are_off_by_their_spread(measured: tuple[int, ...]) -> None:
+    off = []
+    for truth in TRUTHS.values():
+        curve = rate_curve({m: truth[m] for m in measured}, 64)
+        off += [math.log(curve.rates[m] / truth[m]) / curve.spread[m] for m in truth if m not in measured]
+    assert 0.5 <= math.sqrt(sum(z**2 for z in off) / len(off)) <= 2
 
 
 def test_measured_numbers_have_no_spread_and_predicted_ones_grow() -> None:
     curve = rate_curve(few("nearly linear"), 64)
-    assert [curve.spread(gpus) for gpus in (1, 5, 8)] == [0.0] * 3
-    assert curve.spread(16) == pytest.approx(math.exp(ERROR_PER_DOUBLING) - 1)
-    assert curve.spread(64) > curve.spread(32) > curve.spread(16)
-    assert "predicted above 8 GPUs, within 11% for each doubling" in curve.notes
+    assert list(curve.spread) == list(range(9, 65))
+    assert curve.spread[64] > curve.spread[32] > curve.spread[16] > 0
+    assert curve.notes[-1].startswith("predicted above 8 GPUs, within")
 
 
-def test_a_curve_that_broke_before_is_less_sure() -> None:
-    broken = rate_curve({1: 100.0, 2: 190.0, 4: 360.0, 8: 450.0}, 16)
-    assert broken.error > math.log(1.2)
+def test_more_points_are_surer() -> None:
+    known = [rate_curve(few("serial part", most), 64).spread[64] for most in (1, 2, 4, 8)]
+    assert known == sorted(known, reverse=True)
+    assert known[0] > 3 * known[-1]
+
+
+def test_members_scale_like_the_others_of_their_ensemble() -> None:
+    truth = TRUTHS["slow network"]
+    alone = rate_curve({1: 50.0}, 64)
+    taught = rate_curve(
+        {1: 50.0}, 64, 1, learned([{m: k * rate for m, rate in truth.items()} for k in range(1, 9)])
+    )
+    wanted = 50 * truth[8] / truth[1]
+    assert abs(math.log(taught.rates[8] / wanted)) < abs(math.log(alone.rates[8] / wanted)) / 2
+    assert taught.spread[8] < alone.spread[8]
+    assert learned([{1: 5.0}, {2: 7.0, 4: math.nan}]) == prior_shapes()
 
 
 def test_what_more_gpus_cannot_speed_up_is_not_to_be_measured() -> None:
-    assert rate_curve({1: 100.0, 2: 150.0, 4: 160.0, 8: 150.0}, 64).to_measure == ()
+    assert rate_curve({1: 100.0, 2: 120.0, 4: 100.0, 8: 70.0}, 64).to_measure == ()
 
 
-def test_one_point_says_nothing_of_more_gpus() -> None:
+def test_one_point_is_continued_by_the_usual_scaling() -> None:
     curve = rate_curve({2: 100.0}, 16)
-    assert curve.rates == pytest.approx({m: 50.0 * m for m in range(1, 17)})
-    assert list(curve.useful) == [1, 2]
+    assert curve.rates[2] == 100
+    assert 50 < curve.rates[1] < 70
+    assert 150 < curve.rates[4] < 200
+    assert 2 not in curve.spread
+    assert curve.spread[1] > 0
     assert curve.to_measure == (4, 8, 16)
-    assert curve.notes == (
-        "proportional below 2 GPUs: no fewer were measured",
-        "proportional above 2 GPUs: one point was measured",
-        "measure on 4 GPUs first",
-    )
+    assert curve.notes[0] == "predicted below 2 GPUs"
+
+
+def test_wide_gaps_are_filled_by_the_curve_through_both_ends() -> None:
+    curve = rate_curve({1: 100.0, 8: 500.0}, 8)
+    assert curve.rates[4] > 100 + 400 * 3 / 7
+    assert 0 < curve.spread[4] < rate_curve({1: 100.0}, 8).spread[4]
 
 
 def test_gaps_are_interpolated_and_measured_rates_kept() -> None:
@@ -129,12 +122,12 @@ def test_gaps_are_interpolated_and_measured_rates_kept() -> None:
 
 
 def test_superlinear_scaling_is_not_continued() -> None:
-    assert rate_curve({1: 100.0, 2: 220.0}, 4).rates[4] == pytest.approx(440.0)
+    assert 380 < rate_curve({1: 100.0, 2: 220.0}, 4).rates[4] < 440
 
 
 def test_unusable_rates_are_left_out_with_a_note() -> None:
     curve = rate_curve({1: 10.0, 2: 0.0, 3: float("nan")}, 2)
-    assert curve.rates[2] == pytest.approx(20.0)
+    assert 10 < curve.rates[2] < 20
     assert curve.notes[:2] == ("unusable rate at 2 GPUs left out", "unusable rate at 3 GPUs left out")
 
 
@@ -155,64 +148,11 @@ def test_the_rate_on_a_number_is_measured_or_of_the_curve() -> None:
 def test_rates_are_positive_and_measured_ones_are_kept(measured: dict[int, float], max_gpus: int) -> None:
     curve = rate_curve(measured, max_gpus)
     assert list(curve.rates) == list(range(1, max_gpus + 1))
-    best_efficiency = max(rate / gpus for gpus, rate in measured.items())
+    last = max(measured)
     for gpus, rate in curve.rates.items():
         assert rate > 0
-        assert rate <= gpus * best_efficiency * (1 + 1e-9) or min(measured) < gpus < max(measured)
+        assert rate <= gpus * measured[last] / last * (1 + 1e-9) or gpus < last
+        assert (gpus in curve.spread) <= (gpus not in measured)
         if gpus in measured:
             assert rate == measured[gpus]
     assert list(curve.useful) == list(range(1, max(curve.useful) + 1))
-    assert {**curve.useful, **curve.unsure} == curve.rates
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Cost of one minibatch.
-
-    Parameters
-    ----------
-    samples : float
-        Samples of the minibatch on each GPU, m in the paper.
-    compute_s : float
-        Forward and backward time per sample: T_forward + T_back.
-    bytes : float
-        Size of the gradients in bytes, n in the paper.
-    message_s, byte_s, reduce_s : float
-        Seconds of latency per message, transfer per byte, and reduction per byte: alpha, beta and gamma.
-    """
-
-    samples: float
-    compute_s: float
-    bytes: float
-    message_s: float
-    byte_s: float
-    reduce_s: float
-
-
-def doubling_halving_s(cost: Cost, gpus: int) -> float:
-    """Return the seconds of a minibatch with doubling-halving, for powers of two (Equation 3)."""
-    if gpus == 1:
-        return cost.samples * cost.compute_s
-    latency_s = 4 * math.log2(gpus) * cost.message_s
-    return cost.samples * cost.compute_s + latency_s + cost.bytes * (4 * cost.byte_s + 2.5 * cost.reduce_s)
-
-
-def rates_of(counts: tuple[int, ...], compute_s: float = 0.003) -> dict[int, float]:
-    """Samples/s where the global batch of 128 stays as it is: 128 / w samples on each of w GPUs."""
-    return {
-        gpus: 128 / doubling_halving_s(Cost(128 / gpus, compute_s, 1e7, 2e-3, 1e-9, 5e-10), gpus)
-        for gpus in counts
-    }
-
-
-def test_equation_3_by_hand() -> None:
-    cost = Cost(samples=2, compute_s=1.0, bytes=8.0, message_s=10.0, byte_s=0.5, reduce_s=0.25)
-    assert doubling_halving_s(cost, 4) == 2 + 4 * 2 * 10 + 4 * 8 * 0.5 + 2.5 * 8 * 0.25
-
-
-@pytest.mark.parametrize("compute_s", [0.0003, 0.003, 0.03])
-def test_a_fit_foretells_the_rates_of_its_own_algorithm(compute_s: float) -> None:
-    measured = rates_of((1, 2, 4, 8), compute_s)
-    model = fit_speed(measured)
-    for gpus, rate in {**measured, **rates_of((16, 32, 64), compute_s)}.items():
-        assert model(gpus) == pytest.approx(rate, rel=1e-6)

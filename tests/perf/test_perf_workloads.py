@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
-from hetctl.model.errors import BadInputError
 from hetctl.model.profile import MemberProfile
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
@@ -107,10 +106,10 @@ def test_rates_end_at_the_members_limit_the_clusters_or_the_peak() -> None:
     assert [workload.max_gpus for workload in found] == [3, 6, 2]
 
 
-def test_uncertain_gains_are_left_to_planners_that_explore() -> None:
+def test_rates_beyond_the_measured_ones_are_guesses() -> None:
     whole = ensemble(member("a"))
-    (workload,) = active_workloads(whole, {"a": profile("a", rates={1: 10.0, 2: 14.0, 4: 16.0})}, {}, 8)
-    assert (workload.max_gpus, list(workload.unsure)) == (4, [5, 6, 7, 8])
+    (workload,) = active_workloads(whole, {"a": profile("a", rates={1: 10.0, 2: 18.0, 4: 30.0})}, {}, 8)
+    assert (workload.max_gpus, list(workload.spread), workload.is_guess) == (8, [5, 6, 7, 8], False)
 
 
 def test_uncertain_gains_on_one_type_are_not_those_of_another() -> None:
@@ -118,7 +117,7 @@ def test_uncertain_gains_on_one_type_are_not_those_of_another() -> None:
     known = {"a": profile("a", rates=by_type["slow"], gpu_type="slow", rates_by_type=by_type)}
     (workload,) = active_workloads(ensemble(member("a")), known, {}, 4)
     fast = workload.on_type("fast")
-    assert {**fast.rates, **fast.unsure} == pytest.approx({1: 30.0, 2: 58.0, 3: 84.0, 4: 110.0})
+    assert fast.rates == pytest.approx({1: 30.0, 2: 58.0, 3: 84.0, 4: 110.0})
 
 
 def test_rates_begin_at_the_least_number_of_gpus() -> None:
@@ -142,29 +141,60 @@ def test_a_workload_has_the_overheads_of_its_profile() -> None:
     assert workload.samples_per_epoch == 100
 
 
-def test_all_members_without_a_profile_are_named() -> None:
-    whole = ensemble(member("a"), member("b"), member("c"))
-    with pytest.raises(BadInputError, match="no profile of b, c") as caught:
-        active_workloads(whole, {"a": profile("a"), "c": profile("c", rates={})}, {}, 4)
-    assert (
-        caught.value.hint == "run `hetctl profile`, or plan and submit with --predict-rates, as similar"
-        " members were measured"
-    )
+def timed(name: str, rate: float, gpus: int = 1) -> Progress:
+    return Progress(name, (EpochResult(1, {}, 1.0, gpus, 0.0, rate=rate, batch_size=32),))
 
 
-def test_rates_are_predicted_from_similar_members_alone() -> None:
-    whole = ensemble(member("a"), replace(member("b"), config={"kind": "other"}))
-    with pytest.raises(BadInputError, match="no profile of b") as caught:
-        active_workloads(whole, {"a": profile("a")}, {}, 4)
-    assert caught.value.hint == "run `hetctl profile`"
+def test_members_without_any_measurement_are_equal_guesses() -> None:
+    found = active_workloads(ensemble(member("a"), member("b", min_gpus=2)), {}, {}, 4)
+    assert [(list(one.rates), list(one.spread), one.is_guess) for one in found] == [
+        ([1, 2, 3, 4], [1, 2, 3, 4], True),
+        ([2, 3, 4], [2, 3, 4], True),
+    ]
+    assert found[0].rates[1] == found[1].rates[2] / 2
+    assert found[0].samples_left == 10 * (found[0].samples_per_epoch or 0) > 0
+    assert "a guess" in found[0].notes[0]
 
 
-def test_rates_of_commands_are_imported() -> None:
-    command = replace(member("a"), command=("train",))
-    with pytest.raises(BadInputError) as caught:
-        active_workloads(ensemble(command), {}, {}, 4)
-    ways = "run `hetctl profile`, or import rates that you know with `hetctl profile import FILE`"
-    assert caught.value.hint == ways
+def test_one_rate_teaches_members_that_are_alike() -> None:
+    configs = {name: {"units": 1, "seed": number} for number, name in enumerate("ab")} | {"c": {"units": 4}}
+    whole = ensemble(*(Member(name, config) for name, config in configs.items()))
+    workloads = Workloads(whole, {}, 4)
+    workloads.update({name: Progress(name) for name in "abc"})
+    before = workloads.left
+    workloads.update({"a": timed("a", 5.0)})
+    a, b, c = workloads.left.values()
+    assert a.rates == b.rates
+    assert a.rates[1] == 5.0
+    assert not a.is_guess
+    assert list(b.spread) == [2, 3, 4]
+    assert c.is_guess
+    assert c.rates[1] < before["c"].rates[1] / 2
+    assert c.spread[1] < before["c"].spread[1]
+    workloads.update({"b": timed("b", 9.5, gpus=2)})
+    a, b, c = workloads.left.values()
+    assert a.rates == b.rates
+    assert a.rates[2] == 9.5
+    assert not a.spread.get(2)
+
+
+def test_a_regression_over_configs_finds_what_rates_depend_on() -> None:
+    sizes = {f"m{size}": size for size in (1, 2, 4, 8, 16)}
+    whole = ensemble(*(Member(name, {"width": size, "depth": 3}) for name, size in sizes.items()))
+    known = {name: profile(name, rates={1: 800 / size}) for name, size in sizes.items() if size != 8}
+    *_, wanted, _ = active_workloads(whole, known, {}, 1)
+    assert wanted.is_guess
+    assert wanted.rates[1] == pytest.approx(100, rel=0.15)
+    assert wanted.spread[1] < 0.5
+
+
+def test_the_length_of_an_epoch_is_that_of_the_others() -> None:
+    known = {"a": profile("a", samples_per_epoch=70), "b": profile("b", samples_per_epoch=None)}
+    _, b = active_workloads(ensemble(member("a"), member("b")), known, {}, 4)
+    assert (b.samples_per_epoch, b.samples_left) == (70, 700)
+    own = {"b": Progress("b", samples_per_epoch=30)}
+    _, b = active_workloads(ensemble(member("a"), member("b")), known, own, 4)
+    assert b.samples_left == 300
 
 
 def test_predicted_rates_are_corrected_by_the_first_epoch() -> None:
@@ -194,11 +224,6 @@ def test_an_epoch_corrects_predicted_rates_of_the_whole_shape() -> None:
     now["a"] = Progress("a", (EpochResult(1, {}, 1.0, 1, 1.0, rate=20.0, batch_size=32),))
     workloads.update({"a": now["a"]})
     assert [workload.rates[1] for workload in workloads.left.values()] == [20.0, 5.0, 10.0, 10.0]
-
-
-def test_a_profile_that_does_not_tell_the_work_is_refused() -> None:
-    with pytest.raises(BadInputError, match="profile of a has neither samples"):
-        active_workloads(ensemble(member("a")), {"a": profile("a", samples_per_epoch=None)}, {}, 4)
 
 
 def after(name: str, losses: list[float], **values: str | None) -> Progress:

@@ -50,7 +50,6 @@ Explored = tuple[Decision, Iterable[str], Mapping[str, Parts]]
 
 def decide(request: Request) -> Decision:
     """Let members explore, and double those with the best gain as far as rates are known."""
-    request = _with_unsure(request)
     known = Known(request)
     decision, explorers, kept = (_together if known.shared else _apart)(request, known)
     ends_s = {held.workload.name: ready_s(held) for held in request.held}
@@ -62,19 +61,6 @@ def decide(request: Request) -> Decision:
             "known": {key: sorted(counts) for key, counts in known.counts.items() if counts},
             "kept": {name: [[part.node, list(part.gpus)] for part in parts] for name, parts in kept.items()},
         },
-    )
-
-
-def _with_unsure(request: Request) -> Request:
-    """Return the request with unsure rates in the tables, so that they are explored."""
-
-    def explorable(workload: Workload) -> Workload:
-        return replace(workload, rates={**workload.rates, **workload.unsure}) if workload.unsure else workload
-
-    return replace(
-        request,
-        workloads=tuple(map(explorable, request.workloads)),
-        held=tuple(replace(held, workload=explorable(held.workload)) for held in request.held),
     )
 
 
@@ -168,7 +154,6 @@ def _without(request: Request, kept: Mapping[str, Parts]) -> Request:
 
 def reasons(request: Request, decision: Decision) -> dict[str, str]:
     """Return which members explore, and for the others the known gain."""
-    request = _with_unsure(request)
     known = Known(request)
     words = explain(request, decision, [known.candidate(candidate) for candidate in candidates_of(request)])
     given = gpus_after(request, decision)

@@ -39,9 +39,9 @@ class SimulatedMembers:
 
     def add(self, workload: Workload) -> None:
         """Add a member that waits for GPUs."""
-        if workload.unsure:
-            # A simulation cannot tell what exploring would find, and the bounds count on no such gain.
-            workload = replace(workload, unsure={})
+        if workload.spread:
+            # A simulation takes expected rates for the true ones: there is nothing to try.
+            workload = replace(workload, spread={})
         self.unfinished[workload.name] = workload
         self._waiting.add(workload)
 

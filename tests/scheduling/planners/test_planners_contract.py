@@ -278,7 +278,7 @@ def arrivals_of(draw: st.DrawFn, planner: Planner) -> list[Arrival]:
             checkpoint_s=draw(st.floats(0.0, 5.0)),
             restart_s=draw(st.none() | st.floats(0.0, 20.0)),
             family=f"f{number % 2}",
-            unsure=curve.unsure,
+            spread={gpus: error for gpus, error in curve.spread.items() if gpus in curve.useful},
         )
         arrivals.append(Arrival(member, draw(st.sampled_from([0.0, 0.0, 50.0, 400.0]))))
     return arrivals
