@@ -299,18 +299,70 @@ def status_command(run: str | None, watch: bool) -> None:
 
 
 @click.command("cancel")
-@click.argument("run", required=False)
+@click.argument("names", metavar="[RUN] [MEMBER]...", nargs=-1)
 @json_option
-def cancel_command(run: str | None) -> None:
-    """Cancel the jobs of RUN (default: the newest); `hetctl submit` continues from the checkpoints.
+def cancel_command(names: tuple[str, ...]) -> None:
+    """Cancel the jobs of RUN (default: the newest), or stop training some of its members for good.
 
     \b
     Example: hetctl cancel digits-001
+             hetctl cancel digits-001 wide deep
+
+    `hetctl submit` continues a cancelled run from its checkpoints, `hetctl resume` a cancelled member.
     """
     from hetctl.app.run.lifecycle import cancel
+    from hetctl.app.run.requests import names_a_run
 
-    outcome = cancel(this_project(), run)
-    show(outcome, lambda: f"run {outcome.run}: {outcome.state}: {outcome.reason}")
+    project = this_project()
+    if names_a_run(project, names):
+        outcome = cancel(project, names[0] if names else None)
+        show(outcome, lambda: f"run {outcome.run}: {outcome.state}: {outcome.reason}")
+    else:
+        _request(names, "cancel")
+
+
+@click.command("pause")
+@click.argument("names", metavar="[RUN] MEMBER...", nargs=-1, required=True)
+@json_option
+def pause_command(names: tuple[str, ...]) -> None:
+    """Pause members of RUN (default: the newest): they leave their GPUs with a checkpoint.
+
+    \b
+    Example: hetctl pause wide deep
+    """
+    _request(names, "pause")
+
+
+@click.command("resume")
+@click.argument("names", metavar="[RUN] MEMBER...", nargs=-1, required=True)
+@json_option
+def resume_command(names: tuple[str, ...]) -> None:
+    """Train paused or cancelled members of RUN (default: the newest) again, from their checkpoints.
+
+    \b
+    Example: hetctl resume wide deep
+    """
+    _request(names, "resume")
+
+
+@click.command("retry")
+@click.argument("names", metavar="[RUN] MEMBER...", nargs=-1, required=True)
+@json_option
+def retry_command(names: tuple[str, ...]) -> None:
+    """Train failed members of RUN (default: the newest) again; their failures count anew.
+
+    \b
+    Example: hetctl retry digits-001 wide
+    """
+    _request(names, "retry")
+
+
+def _request(names: Sequence[str], want: str) -> None:
+    from hetctl.app.run.requests import request
+    from hetctl.model.events import Request
+
+    outcome = request(this_project(), names, Request(want))
+    show(outcome, lambda: f"run {outcome.run}: {outcome.reason}")
 
 
 @click.command("report")

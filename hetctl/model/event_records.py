@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
 from typing import Any
 
-from hetctl.model.events import ExitReason
+from hetctl.model.events import ExitReason, Request
 from hetctl.model.hops import HopPlanMade, VisitEnd
 from hetctl.model.pipelines import PipelineLayout, StageReport
 from hetctl.model.plan import Placement
@@ -73,6 +73,7 @@ FORMS: Mapping[str, type] = {
     "round_ended": _form(ended_by=str),
     "task_started": TaskStarted,
     "task_ended": _form(member=str, exit_code=int, reason=ExitReason, description=str),
+    "request": _form(member=str, want=Request),
     "started": _form(epochs=int, part_samples=int, samples=(int | None, None)),
     "first_step": _form(
         startup_s=(float, 0.0), restart_s=(float | None, None), peak_memory_bytes=(int | None, None)

@@ -64,7 +64,18 @@ LOST_PEER = 75
 """Exit code of a rank that failed only because another rank of its group had ended."""
 
 
+class Request(enum.Enum):
+    """Request of a user about one member of a run."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    CANCEL = "cancel"
+    RETRY = "retry"
+
+
 DRIVER = "driver"
+REQUESTS = "_requests"
+"""Source of users' requests; no member can have this name."""
 
 
 Order = tuple[float, str, int]
@@ -78,7 +89,7 @@ class Event:
     Parameters
     ----------
     source : str
-        Name of the file without its suffix: a member, or ``driver``.
+        Name of the file without its suffix: a member, ``driver`` or ``_requests``.
     seq : int
         Line number from 0; (source, seq) identifies the event permanently.
     kind : str

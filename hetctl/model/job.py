@@ -165,6 +165,7 @@ class RunReason(enum.Enum):
     MEMBERS_FAILED = "no member is left to train, and some failed"
     BUDGET = "a budget is used up"
     NO_PROGRESS = "the disk is full, or two jobs in a row got nothing done"
+    PAUSED = "no member is left to train but paused ones"
     CANCELLED = "`hetctl cancel`"
     CONTINUED = "`hetctl submit` continues it"
     DRIVER_STARTED = "the driver of a job has started"
@@ -200,6 +201,7 @@ RUN_TRANSITIONS = (
     RunRule(UNDER_WAY, RunReason.MEMBERS_FAILED, FAILED),
     RunRule(UNDER_WAY, RunReason.BUDGET, STOPPED),
     RunRule(UNDER_WAY, RunReason.NO_PROGRESS, STALLED),
+    RunRule(UNDER_WAY, RunReason.PAUSED, STOPPED),
     RunRule((*UNDER_WAY, *RESUMABLE), RunReason.CANCELLED, CANCELLED),
     RunRule((*UNDER_WAY, *RESUMABLE, *ENDED), RunReason.CONTINUED, QUEUED),
     RunRule(UNDER_WAY, RunReason.DRIVER_STARTED, RUNNING),

@@ -12,7 +12,7 @@ from hetctl.model.job import Job
 from hetctl.model.pipelines import PipelineStatus, WaveCheck
 from hetctl.model.training_progress import EpochResult, LiveMetrics
 
-FOREMOST = ("failed", "training", "waiting", "converged", "stopped")
+FOREMOST = ("failed", "training", "waiting", "paused", "converged", "stopped", "cancelled")
 """States of members, the most important to show first."""
 MOST_MEMBERS = 200
 """Largest number of members that are shown."""
@@ -119,8 +119,8 @@ class MemberStatus:
     Parameters
     ----------
     state : str
-        ``waiting``, ``training``, ``converged``, ``failed`` or, of a trial that its search does not continue
-        at present, ``stopped``.
+        ``waiting``, ``training``, ``converged``, ``failed``, ``paused`` or ``cancelled`` by the user or, of a
+        trial that its search does not continue at present, ``stopped``.
     gpus_by_round : tuple of int
         GPUs held in each round of the run; 0 in rounds without the member.
     best : float or None

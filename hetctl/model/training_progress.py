@@ -17,6 +17,9 @@ from operator import itemgetter
 from typing import Any, overload
 from zlib import compress, decompress
 
+PAUSED, CANCELLED = "paused", "cancelled"
+"""Words for members that their user has taken out of training."""
+
 
 @dataclass(frozen=True)
 class EpochResult:
@@ -114,6 +117,8 @@ class Progress:
         Path of that checkpoint.
     restarts_s : tuple of float
         Seconds to the first step of its newest starts on ranks that had trained before.
+    withheld : str or None
+        `PAUSED` or `CANCELLED` if the user does not want it to train.
     """
 
     member: str
@@ -132,11 +137,13 @@ class Progress:
     best_epoch: int | None = None
     best_checkpoint: str = ""
     restarts_s: tuple[float, ...] = ()
+    withheld: str | None = None
 
     @property
     def active(self) -> bool:
         """True if the member still needs training; a trial only while its search waits for it."""
-        return self.converged is None and self.failed is None and (self.asked is None or self.is_awaited)
+        is_over = self.converged is not None or self.failed is not None
+        return not is_over and self.withheld is None and (self.asked is None or self.is_awaited)
 
     @property
     def is_awaited(self) -> bool:

@@ -16,7 +16,7 @@ from hetctl.reports.units import device_word, format_percent, format_seconds
 IDLE_MARK = "·"
 MOST_CHANGES = 3
 """Last changes of a member's global batch that are shown."""
-STATES = ("converged", "training", "waiting", "stopped", "failed")
+STATES = ("converged", "training", "waiting", "paused", "stopped", "cancelled", "failed")
 MOST_NAMED = 5
 """Failed members with one cause that are named."""
 

@@ -67,6 +67,14 @@ class MemberArrived(SchedulingEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class MemberWithdrawn(SchedulingEvent):
+    """Request to stop training a member: it is paused or cancelled."""
+
+    member: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TaskSignalled(SchedulingEvent):
     """Arrival of SIGTERM at a rank of a task's group: the group has to leave."""
 

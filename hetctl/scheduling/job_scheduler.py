@@ -115,6 +115,7 @@ class JobScheduler:
             events.JobOpened: self._on_job_opened,
             events.NodeJoined: self._on_node_joined,
             events.NodeLost: self._on_node_lost,
+            events.MemberWithdrawn: self._on_member_withdrawn,
             events.TaskSignalled: self._on_task_signalled,
             events.TaskEnded: self._on_task_ended,
             events.Tick: self._on_tick,
@@ -180,6 +181,10 @@ class JobScheduler:
         self.pool.remove(event.node)
         if not self.pool.nodes:
             self._end(ExitReason.NODE_FAILURE.value, event.now_s)
+
+    def _on_member_withdrawn(self, event: events.MemberWithdrawn) -> None:
+        if event.member in self.running and not self.running[event.member].stopping:
+            self._stop(event.member, event.reason)
 
     def _on_task_signalled(self, event: events.TaskSignalled) -> None:
         """Stop the whole group, unless it is already stopping."""

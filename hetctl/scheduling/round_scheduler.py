@@ -129,6 +129,11 @@ class RoundScheduler(JobScheduler):
     def _on_member_arrived(self, _event: events.MemberArrived) -> None:
         self._changed = True
 
+    def _on_member_withdrawn(self, event: events.MemberWithdrawn) -> None:
+        super()._on_member_withdrawn(event)
+        self._pending = [a for a in self._pending if a.member != event.member]
+        self._changed = True
+
     def _on_task_ended(self, event: events.TaskEnded) -> None:
         ended = self.running[event.name]
         ended_round = self._rounds[ended.round]

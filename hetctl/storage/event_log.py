@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hetctl.model.events import DRIVER, Event
+from hetctl.model.events import DRIVER, REQUESTS, Event
 from hetctl.storage.event_files import parse_events
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.snapshot import StaleSnapshotError
@@ -84,18 +84,20 @@ class EventLog:
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder.events
-        self._driver = self._file(DRIVER)
+        self._driver, self._requests = self._file(DRIVER), self._file(REQUESTS)
         self._files: dict[str, EventFile] = {}
         self._in_training: dict[str, None] = {}
         self._lengths: dict[str, int] = {}
         self._due: dict[str, None] = {}
         """Writers of the files that are yet to be read."""
         self._read: list[Event] = []
+        self._asked: list[Event] = []
+        """Users' requests that were read and not yielded yet."""
         self._listed = False
 
     def rows(self) -> list[Any]:
         """Return the argument of `restore`: the position in each file, and the members in training."""
-        files = {DRIVER: self._driver, **self._files}
+        files = {DRIVER: self._driver, REQUESTS: self._requests, **self._files}
         return [{source: (f.offset, f.lines) for source, f in files.items()}, list(self._in_training)]
 
     def restore(self, rows: list[Any]) -> None:
@@ -103,6 +105,7 @@ class EventLog:
         read, in_training = rows
         self._files = {source: self._file(source, *place) for source, place in read.items()}
         self._driver = self._files.pop(DRIVER, self._driver)
+        self._requests = self._files.pop(REQUESTS, self._requests)
         self._in_training = dict.fromkeys(in_training)
 
     def read_new(self, lengths: Mapping[str, int] | None = None) -> list[Event]:
@@ -115,7 +118,8 @@ class EventLog:
     def read_new_by_file(self, lengths: Mapping[str, int] | None = None) -> Iterator[list[Event]]:
         """Read new events file by file, since all together may be many.
 
-        The drivers' file is first: the end of a task is never read without the member's last events.
+        The drivers' file is first, with users' requests: the end of a task is never read without the member's
+        last events.
 
         Parameters
         ----------
@@ -133,13 +137,15 @@ class EventLog:
         self._lengths |= lengths or {}
         # Once: listing asks the metadata server of a shared file system for the size of every file.
         sources = [] if self._listed else list(self._grown())
+        self._asked += self._requests.read_new()
         driver_events = self._driver.read_new()
         changed = self._update_in_training(driver_events)
         # Opening the files of 1,000 members takes 20 ms, and as many requests to a metadata server.
         grown = self._in_training if lengths is None else self._expected()
         self._due |= dict.fromkeys(filter(_may_name_a_file, [*sources, *changed, *grown]))
         self._listed = True
-        yield driver_events
+        asked, self._asked = self._asked, []
+        yield [*driver_events, *asked]
         for source in list(self._due):
             events = self._file_of(source).read_new()
             del self._due[source]
@@ -167,7 +173,7 @@ class EventLog:
     def _grown(self) -> Iterator[str]:
         """List the folder; yield sources whose files are longer than the part that was read, by name."""
         sizes = _sizes_in(self._folder)
-        for source, file in {DRIVER: self._driver, **self._files}.items():
+        for source, file in {DRIVER: self._driver, REQUESTS: self._requests, **self._files}.items():
             if sizes.get(source, 0) < file.offset:
                 raise StaleSnapshotError
         read = {source: file.offset for source, file in self._files.items()}
@@ -197,4 +203,4 @@ def _sizes_in(folder: Path) -> dict[str, int]:
 def _may_name_a_file(source: str) -> bool:
     """Return true if a name is a member's and valid in a path; a corrupt name may contain anything."""
     usable = source.isprintable() and "/" not in source and 0 < len(source.encode()) < LONGEST_NAME
-    return usable and source != DRIVER
+    return usable and source not in (DRIVER, REQUESTS)

@@ -15,12 +15,14 @@ from hetctl.model.events import (
     FREE_DISK_ERRORS,
     FREE_NODE_FAILURES,
     MEMBER_FAULTS,
+    REQUESTS,
     Event,
     ExitReason,
+    Request,
     in_order,
 )
 from hetctl.model.searches import REPORT, TRIAL
-from hetctl.model.training_progress import EpochHistory, EpochResult, Progress
+from hetctl.model.training_progress import CANCELLED, PAUSED, EpochHistory, EpochResult, Progress
 from hetctl.storage.event_log import EventLog
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.snapshot import Lines, OrderedFold, Row, from_row, row_of, with_fields
@@ -34,8 +36,8 @@ OF_MEMBERS = frozenset(
     }
 )
 """Kinds of event in a member's file that determine its progress."""
-OF_DRIVERS = frozenset({"task_ended", TRIAL, REPORT})
-"""Kinds of event in the drivers' file that determine the progress of the member that they name."""
+OF_DRIVERS = frozenset({"task_ended", TRIAL, REPORT, "request"})
+"""Kinds of drivers' and users' events that determine the progress of the member that they name."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ def _before_events(ensemble: Ensemble, known: Mapping[str, Progress]) -> dict[st
 
 def member_of(event: Event) -> str:
     """Return the member whose progress an event may change; empty if it changes none."""
-    if event.source == DRIVER:
+    if event.source in (DRIVER, REQUESTS):
         return str(event.record.member) if event.kind in OF_DRIVERS else ""
     return event.source if event.kind in OF_MEMBERS else ""
 
@@ -266,6 +268,19 @@ def _samples_of(event: Event) -> int | None:
     return int(samples) if isinstance(samples, (int, float)) and 1 <= samples < 2**62 else None
 
 
+def _requested(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
+    return with_fields(_with(state, **_REQUESTED[event.record.want]), error="")
+
+
+_REQUESTED: Mapping[Request, Mapping[str, Any]] = {
+    Request.PAUSE: {"withheld": PAUSED},
+    Request.CANCEL: {"withheld": CANCELLED},
+    Request.RESUME: {"withheld": None},
+    Request.RETRY: {"failed": None, "failures": 0, "node_failures": 0, "disk_errors": 0},
+}
+"""Changes of a member's progress by the user's request."""
+
+
 def _extended(epochs: EpochHistory, more: list[tuple[EpochResult, int]]) -> EpochHistory:
     return epochs.plus((done for done, _ in more), (line for _, line in more))
 
@@ -275,6 +290,7 @@ _STEPS: Mapping[str, Step] = {
     TRIAL: lambda state, event, *_: _with(state, asked=event.record.epochs),
     REPORT: lambda state, event, *_: _with(state, reported=event.record.epochs),
     "task_ended": _after_task,
+    "request": _requested,
     "started": _resumed,
     "first_step": _restarted,
     "rate": lambda state, event, *_: _with(state, epochs=state.epochs.with_rate(event.record)),

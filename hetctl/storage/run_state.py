@@ -88,7 +88,7 @@ class RunState:
                 self._restore(snapshot)
         self._unreported = set(self._progress.progress)
         self._about: dict[str, list[Event]] = defaultdict(list)
-        """Drivers' events about members, which are folded with their own ones, in order of time."""
+        """Events of drivers and users about members, folded with their own ones in order of time."""
         self._is_changed = self._is_read = False
 
     def _restore(self, snapshot: Snapshot) -> None:
@@ -172,10 +172,10 @@ class RunState:
         return changed
 
     def _folded(self, files: Iterator[list[Event]]) -> set[str]:
-        """Fold the new events of each file, the drivers' first; after an error the next call continues."""
-        of_drivers = next(files)
-        self._add(of_drivers)
-        for event in of_drivers:
+        """Fold the new events of each file; after an error the next call continues."""
+        of_drivers_and_users = next(files)
+        self._add([event for event in of_drivers_and_users if event.source == DRIVER])
+        for event in of_drivers_and_users:
             self._about[member_of(event)].append(event)
         for events in filter(None, files):
             self._add(events)

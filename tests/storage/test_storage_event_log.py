@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.model.events import DRIVER
+from hetctl.model.events import DRIVER, REQUESTS
 from hetctl.storage.event_files import EventWriter, read_events
 from hetctl.storage.event_log import EventFile, EventLog, end_of_file
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
+
+HEADS = (REQUESTS, DRIVER)
+"""Files that each reading opens."""
 
 
 @pytest.fixture
@@ -148,7 +151,7 @@ def test_a_step_that_has_ended_is_not_opened_again(run, opened):
     assert ("a", "stopped") in {(event.source, event.kind) for event in log.read_new()}
     opened.clear()
     log.read_new()
-    assert opened == [DRIVER, "b"]
+    assert opened == [*HEADS, "b"]
 
 
 def test_a_file_has_the_events_of_all_rounds_of_its_member(run):
@@ -171,7 +174,7 @@ def test_members_that_are_not_in_training_are_not_opened_again(run, opened):
     opened.clear()
     write(run, 0, DRIVER, "job_ended", job=0, reason="deadline")
     assert kinds(log.read_new()) == [(0, DRIVER, "job_ended")]
-    assert opened == [DRIVER, "a"]
+    assert opened == [*HEADS, "a"]
 
 
 def test_the_folder_is_listed_once(run, monkeypatch):
@@ -191,7 +194,7 @@ def test_files_without_a_started_step_are_read_once(run, opened):
     assert kinds(log.read_new()) == [(0, "a", "told")]
     opened.clear()
     log.read_new()
-    assert opened == [DRIVER]
+    assert opened == [*HEADS]
 
 
 def test_files_of_outliving_trainers_are_read_until_the_next_end(run, opened):
@@ -206,7 +209,7 @@ def test_files_of_outliving_trainers_are_read_until_the_next_end(run, opened):
     assert (0, "a", "stopped") in kinds(log.read_new())
     opened.clear()
     log.read_new()
-    assert opened == [DRIVER, "b"]
+    assert opened == [*HEADS, "b"]
 
 
 def test_only_grown_files_are_opened_with_reported_lengths(run, opened):
@@ -218,10 +221,10 @@ def test_only_grown_files_are_opened_with_reported_lengths(run, opened):
     length = run.events_of("a").stat().st_size
     opened.clear()
     assert kinds(log.read_new({"a": length})) == [(0, "a", "started")]
-    assert opened == [DRIVER, "a"]
+    assert opened == [*HEADS, "a"]
     opened.clear()
     assert log.read_new({"a": length}) == log.read_new({}) == []
-    assert opened == [DRIVER, DRIVER]
+    assert opened == [*HEADS, *HEADS]
 
 
 def test_unreported_events_are_read_at_the_end_of_the_step(run):
@@ -263,7 +266,7 @@ def test_a_length_that_does_not_show_yet_is_looked_for_again(run, opened, ended)
         assert [event.kind for event in log.read_new({})] == seen
     opened.clear()
     assert log.read_new({}) == []
-    assert opened == [DRIVER]
+    assert opened == [*HEADS]
 
 
 @pytest.mark.parametrize("name", ["", "../../x", "\0", "x" * 5000, "\ud800", "driver"])

@@ -245,7 +245,7 @@ def _state_of(progress: Progress, training: bool) -> str:
         return "converged"
     if training:
         return TRAINING
-    return "waiting" if progress.active else "stopped"
+    return "waiting" if progress.active else progress.withheld or "stopped"
 
 
 def _held(tasks: Iterable[TaskSpan]) -> dict[int, int]:

@@ -30,6 +30,8 @@ from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Start, St
 from hetctl.scheduling.events import (
     JobEnding,
     JobOpened,
+    MemberArrived,
+    MemberWithdrawn,
     NodeJoined,
     NodeLost,
     RateSeen,
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
 SIGNAL_DELAY_S = 0.5
 RATES_EVERY_S = 0.5
 """Seconds between two checks of training members' rates, for planners that may resize them."""
+REQUESTS_EVERY_S = 1.0
+"""Seconds between two looks at users' requests."""
 LIVE_METRICS_EVERY_S = 2.0
 """Seconds between two writes of live metrics."""
 STATE_EVERY_S, STATE_SHARE = 60.0, 0.01
@@ -181,7 +185,8 @@ class Driver:
         }
         self._modes: list[JobMode] = []
         self._begin_phase()
-        self._next_rates = 0.0
+        self._next_rates = self._next_requests = 0.0
+        self._left = frozenset(self._members.workloads())
         self._next_live_metrics = 0.0
         self._next_state = time.monotonic() + STATE_EVERY_S
         self._ended_by: str | None = None
@@ -222,6 +227,7 @@ class Driver:
             self._process_ends()
             self._report_staged()
             self._report_rates()
+            self._report_requests()
             self._write_live_metrics()
             self._keep_state()
             self._schedule()
@@ -408,6 +414,17 @@ class Driver:
         self._next_rates = time.monotonic() + RATES_EVERY_S
         for name, rate in self._members.rates_seen(self._scheduler.running).items():
             self._send(RateSeen(self._now_s(), name, rate))
+
+    def _report_requests(self) -> None:
+        """Report members that their users have taken out of training, and those that need it again."""
+        if time.monotonic() < self._next_requests:
+            return
+        self._next_requests = time.monotonic() + REQUESTS_EVERY_S
+        before, self._left = self._left, frozenset(self._members.workloads())
+        for name, reason in self._members.withheld(self._scheduler.running).items():
+            self._send(MemberWithdrawn(self._now_s(), name, reason))
+        for name in self._left - before:
+            self._send(MemberArrived(self._now_s(), name))
 
     def _write_live_metrics(self) -> None:
         """Write the state of members in training for `hetctl status`; ignore a full disk."""

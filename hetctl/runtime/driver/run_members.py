@@ -96,6 +96,10 @@ class RunMembers:
         """Return the numbers of finished epochs of members."""
         return {name: len(self._state.progress[name].epochs) for name in names}
 
+    def withheld(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the members that their user has paused or cancelled, each with that word."""
+        return {name: word for name in names if (word := self._state.progress[name].withheld)}
+
     def asked(self) -> Mapping[str, int]:
         """Return the trials that need training, with the epochs that the search has asked for."""
         progress = self._state.progress

@@ -13,7 +13,7 @@ from hetctl.model.events import DRIVER
 from hetctl.model.profile import MemberProfile, rate_config, shape_digest
 from hetctl.model.run import RunSpec, Usage
 from hetctl.model.searches import OF_SEARCHES, REPORT, SEARCH_ENDED, TRIAL
-from hetctl.model.training_progress import Progress
+from hetctl.model.training_progress import CANCELLED, Progress
 from hetctl.perf.rate_prediction import nearest_config, predicted_profile
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.storage.event_files import EventQueue, EventWriter, read_events
@@ -146,7 +146,8 @@ class TrialQueue:
         return is_new
 
     def _is_done(self, trial: Trial, progress: Progress) -> bool:
-        return bool(progress.failed or progress.converged) or progress.last_epoch >= trial.epochs
+        is_over = progress.failed or progress.converged or progress.withheld == CANCELLED
+        return bool(is_over) or progress.last_epoch >= trial.epochs
 
     def _loss(self, name: str, trial: Trial, progress: Progress) -> float | None:
         """Return the metric after the requested epochs, negated if more is better; None if the trial failed.
@@ -155,7 +156,7 @@ class TrialQueue:
         """
         objective = self._slots[name].objective
         values = [e.metrics.get(objective.metric) for e in progress.epochs if e.epoch <= trial.epochs]
-        if progress.failed or not values or values[-1] is None:
+        if progress.failed or progress.withheld or not values or values[-1] is None:
             return None
         return -values[-1] if objective.mode == "max" else values[-1]
 

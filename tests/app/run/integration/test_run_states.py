@@ -121,8 +121,8 @@ class Story:
     def job_ends(self, state=JobState.PREEMPTED):
         self.batch.states[self.last] = state
 
-    def members_converge(self, reason="done"):
-        for member in MEMBERS:
+    def members_converge(self, reason="done", members=MEMBERS):
+        for member in members:
             self._write(member, "converged", reason=reason)
 
     def member_fails(self):
@@ -210,6 +210,29 @@ def a_run_with_a_member_that_fails(story):
     assert story.does("advance") == "failed"
     assert story.does("cancel") == "failed"
     assert story.does("submit", "--retries", "1") == "queued"
+
+
+def a_run_that_ends_with_a_paused_member(story):
+    begun(story)
+    story.does("pause", "a")
+    story.is_stored(story.first)
+    story.members_converge(members=MEMBERS[1:])
+    story.job_ends(JobState.FINISHED)
+    assert story.does("advance") == "stopped"
+    assert story.does("cancel", "a") == "stopped"
+    assert story.does("submit") == "finished"
+    assert story.does("resume", "a") == story.shown == "finished"
+    assert story.does("submit") == "queued"
+
+
+def a_run_whose_failed_member_is_tried_again(story):
+    assert story.does("submit", "--retries", "0") == "queued"
+    story.is_stored(story.first)
+    story.member_fails()
+    story.job_ends(JobState.FINISHED)
+    assert story.does("advance") == "failed"
+    assert story.does("retry", MEMBERS[0]) == "failed"
+    assert story.does("submit") == "queued"
 
 
 def a_run_out_of_budget(story):
@@ -406,6 +429,8 @@ STORIES = (
     a_run_that_is_found_finished_while_it_runs,
     a_run_that_gets_more_epochs,
     a_run_with_a_member_that_fails,
+    a_run_that_ends_with_a_paused_member,
+    a_run_whose_failed_member_is_tried_again,
     a_run_out_of_budget,
     a_run_that_gets_nothing_done,
     a_run_that_is_cancelled_and_continued,

@@ -1,0 +1,107 @@
+"""Pause, resume, cancel and retry of members, in a running job and between jobs."""
+
+from __future__ import annotations
+
+import pytest
+from workbench import alive, new_project, python_without_training, wait_for
+
+ENSEMBLE = """\
+name: trio
+framework: tensorflow
+functions: {{input_fn: nets:input_fn, model_fn: nets:model_fn}}
+stop: {{metric: val_accuracy, mode: max, patience: 500, max_epochs: 500}}
+members:
+  - {{name: a, max_gpus: 1, config: {a}}}
+  - {{name: b, max_gpus: 1, config: {b}}}
+  - {{name: c, max_gpus: 1, config: {c}}}
+"""
+ENDLESS = "{epochs: 400}"
+
+
+@pytest.fixture
+def begin(tmp_path):
+    """Submit a run of three members on two slots; the jobs of it are cancelled at the end."""
+    projects = []
+
+    def start(a: str = ENDLESS, b: str = ENDLESS, c: str = ENDLESS, *options: str):
+        project = new_project(
+            tmp_path / "project",
+            ENSEMBLE.format(a=a, b=b, c=c),
+            python=python_without_training(tmp_path),
+            environment={"HETCTL_SITE": "local"},
+        )
+        projects.append(project)
+        assert project.here("profile", "import", "rates.csv").code == 0
+        assert project.hetctl("submit", "--gpus", "2", *options).code == 0
+        return project
+
+    yield start
+    for project in projects:
+        project.here("cancel")
+        wait_for(lambda project=project: not alive(str(project.path)))
+        project.check_runs()
+
+
+def states(project) -> dict[str, str]:
+    return {m["member"]: m["state"] for m in project.here("status", "--json").json["members"]}
+
+
+def asked(project, *arguments: str, code: int = 0):
+    answer = project.here(*arguments, "--json")
+    assert answer.code == code, answer.stdout
+    return answer.json
+
+
+def test_a_member_leaves_a_running_job_and_returns_without_a_restart_of_others(begin):
+    project = begin()
+    wait_for(lambda: set(project.epochs()) >= {"a", "b"})
+    assert asked(project, "pause", "a")["members"] == ["a"]
+    wait_for(lambda: states(project) == {"a": "paused", "b": "training", "c": "training"})
+    done = len(project.epochs()["a"])
+    asked(project, "cancel", "trio-001", "b")
+    wait_for(lambda: states(project)["b"] == "cancelled")
+    assert asked(project, "resume", "a", "b")["state"] in ("queued", "running")
+    wait_for(lambda: len(project.epochs()["a"]) > done + 1)
+    # Nothing was trained twice, and the one that nobody asked about was started once.
+    trained = project.epochs()["a"]
+    assert trained == list(dict.fromkeys(trained))
+    starts = [e for e in project.driver_events() if e.kind == "task_started" and e.data["member"] == "c"]
+    assert len(starts) == 1
+
+
+def test_a_run_ends_without_paused_members_and_is_continued_with_them(begin):
+    project = begin(b="{epochs: 2}", c="{epochs: 2}")
+    asked(project, "pause", "a")
+    ended = wait_for(lambda: (s := project.here("status", "--json").json)["state"] == "stopped" and s)
+    assert "1 of 3 members paused" in ended["reason"]
+    asked(project, "cancel", "a")
+    assert asked(project, "submit")["state"] == "finished"
+    assert states(project) == {"a": "cancelled", "b": "converged", "c": "converged"}
+    assert asked(project, "resume", "a")["state"] == "finished"
+    assert asked(project, "submit")["state"] == "queued"
+    wait_for(lambda: states(project)["a"] == "training")
+
+
+def test_a_failed_member_is_tried_again_in_the_running_job(begin):
+    project = begin("{epochs: 400, kill_after: 1}", ENDLESS, "{epochs: 1}", "--retries", "0")
+    wait_for(lambda: states(project)["a"] == "failed")
+    asked(project, "retry", "a")
+    wait_for(lambda: len(project.epochs()["a"]) > 2)
+    assert states(project)["a"] == "training"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("pause", "b"), "b is converged; hetctl pause is for members that are active or paused"),
+        (("retry", "a"), "a is active"),
+        (("pause", "a", "nobody"), "run trio-001 has no member nobody"),
+        (("resume", "trio-001"), "no member of run trio-001 is named"),
+        (("cancel", "nobody"), "no run 'nobody' in the catalog"),
+    ],
+)
+def test_what_does_not_apply_to_all_members_is_refused_whole(begin, arguments, said):
+    project = begin(b="{epochs: 1}", c="{epochs: 1}")
+    wait_for(lambda: states(project)["b"] == "converged")
+    assert said in asked(project, *arguments, code=2)["error"]["message"]
+    assert not project.home.run("trio-001").events_of("_requests").exists()
