@@ -32,13 +32,17 @@ from hetctl.inputs.validation import value_of
 from hetctl.inputs.yaml_source import Location
 from hetctl.model.combinations import NO_DIVISION, OWN_CODE, conflicts
 from hetctl.model.ensemble import Functions, Member, StopRule, TrainingCode
+from hetctl.model.python_start import python_start
 from hetctl.model.training_settings import (
     BUILT_IN,
     EVERY_EPOCH,
     FRAMEWORKS,
+    NO_RANKS,
     ON,
+    RANKS,
     KeepSettings,
-    unknown_placeholders,
+    Resume,
+    placeholders,
 )
 
 MOST_MEMBERS = 10_000
@@ -168,15 +172,21 @@ def _member(common: dict[str, Any], point: MemberEntry, **more: Any) -> Member:
     merged = {**common, **own}
     del merged["gpus"]
     variables = {**common["environment"], **own.get("environment", {})}
+    command, limits = tuple(merged["command"] or ()), _gpu_limits(common, own)
+    if command and limits["max_gpus"] is None:
+        # Each of its ranks is a start of the script, which may know none.
+        limits["max_gpus"] = limits["min_gpus"]
     settings = {
         **merged,
-        **_gpu_limits(common, own),
+        **limits,
         # The built-in hash of text differs from process to process.
         "seed": zlib.crc32(f"{merged['seed']}/{point.name}".encode()),
         "stop": _stop_rule(common["stop"], own.get("stop", {})),
         "checkpoint": parse_interval(merged["checkpoint"]["every"]),
         "keep": KeepSettings(**{**common["keep"], **own.get("keep", {})}),
-        "command": tuple(merged["command"] or ()),
+        "command": command,
+        "preload": tuple(merged["preload"]),
+        "resume": Resume(merged["resume"]["checkpoint"], tuple(merged["resume"]["options"] or ())),
         "environment": {name: str(value) for name, value in variables.items()},
     }
     return Member(point.name, point.config, **settings, **more)
@@ -239,10 +249,10 @@ def _slug(value: Any) -> str:
 Problem = tuple[Location, str]
 PAIRED = (
     *("command", "layers", "global_batch_size", "deterministic", "shard", "rescale_learning_rate"),
-    "checkpoint",
+    *("checkpoint", "ranks", "resume", "preload"),
 )
 """Keys of members that conflict with some others."""
-NEUTRAL = (None, False, (), EVERY_EPOCH)
+NEUTRAL = (None, False, (), EVERY_EPOCH, RANKS, Resume())
 """Values of these that conflict with none."""
 
 
@@ -301,6 +311,8 @@ def _gpu_problems(
         for key, most in (("max_gpus", member.max_gpus), ("global_batch_size", member.global_batch_size)):
             if most is not None and member.min_gpus > most:
                 found[where] = f"the least number of GPUs, {member.min_gpus}, must be at most {key}, {most}"
+        if member.ranks == NO_RANKS and (member.min_gpus, member.max_gpus) != (1, 1):
+            found[where] = "must be 1, or left out, for a command with ranks: none"
     yield from found.items()
 
 
@@ -348,12 +360,17 @@ def _command_problems(
             f"is missing: all members have one, or none; {point.name} has none",
         )
     for point, member in zip(points, members, strict=True):
+        if member.preload and not python_start(member.command):
+            place = _place_of("preload", model, point) or ("preload",)
+            yield place, "needs a command that begins with python, and runs a .py file or a module (-m)"
         where: Location = (
             (*point.where, "command") if "command" in point.settings.model_fields_set else ("command",)
         )
-        for name in unknown_placeholders(member.command, member.config):
-            likely = suggestion(name, {*member.config, *BUILT_IN})
-            yield where, f"the config of {point.name} has no '{name}' for the placeholder {{{name}}}{likely}"
+        known = {*member.config, *BUILT_IN}
+        for name in placeholders((*member.command, *member.resume.options)):
+            if name not in known:
+                rule = f"the config of {point.name} has no '{name}' for the placeholder {{{name}}}"
+                yield where, f"{rule}{suggestion(name, known)}; as text it is {{{{{name}}}}}"
 
 
 def _place_of(key: str, model: EnsembleModel, point: MemberEntry) -> Location | None:

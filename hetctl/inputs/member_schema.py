@@ -75,6 +75,10 @@ Interval = Annotated[
     WithJsonSchema({"type": "string", "examples": ["10m", "500 steps", "2 epochs"]}),
 ]
 Command = Annotated[str | list[str], AfterValidator(_words)]
+ModuleName = Annotated[str, Matching(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", "must be the name of a module")]
+Modules = Annotated[
+    list[ModuleName] | ModuleName, AfterValidator(lambda given: [given] if isinstance(given, str) else given)
+]
 Values = Annotated[list[Any], Field(min_length=1), AfterValidator(distinct)]
 ConfigKey = Annotated[str, Field(min_length=1)]
 Config = Annotated[dict[str, Any], Field(description="Passed to model_fn and train_fn unchanged.")]
@@ -109,6 +113,20 @@ class CheckpointModel(Strict):
     )
 
 
+class ResumeModel(Strict):
+    """Start of a command that continues from a checkpoint."""
+
+    checkpoint: Annotated[str, Matching(r"|[^/].*", "must be relative to {checkpoint_dir}")] = Field(
+        default="",
+        description="Pattern of the script's checkpoints in {checkpoint_dir}, of which the newest is"
+        " {resume_from}; empty: those that the script names.",
+    )
+    options: Command | None = Field(
+        default=None,
+        description="Words added to the command if there is a checkpoint, with placeholders as in command.",
+    )
+
+
 class Settings(_MemberKeys):
     """Settings of an ensemble for all its members, and of a member for itself."""
 
@@ -128,6 +146,14 @@ class Settings(_MemberKeys):
     environment: dict[VariableName, Value] = Field(
         default_factory=dict,
         description="Variables of the command; those of a member are added to the ensemble's.",
+    )
+    resume: ResumeModel = Field(
+        default_factory=ResumeModel, description="How the command continues from a checkpoint."
+    )
+    preload: Modules = Field(
+        default_factory=list,
+        description="Modules of Python that are imported once for all starts of the command: a name, or a"
+        " list of names.",
     )
 
 

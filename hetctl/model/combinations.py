@@ -42,6 +42,7 @@ TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str], ...] = (
         "it reads, trains and saves by itself",
         "leave one of both out",
     ),
+    (("ranks", "resume", "preload"), ("functions",), "it is of commands", "leave one of both out"),
     (
         ("--mode hopper", "--mode pipeline", "--mode auto"),
         ("commands",),

@@ -16,11 +16,15 @@ from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.model.training_settings import (
     CHECKPOINT_DIR,
-    PLACEHOLDER,
+    NO_RANKS,
+    RANKS,
+    RESUME_FROM,
     BalanceSettings,
     CheckpointInterval,
     KeepSettings,
+    Resume,
     filled,
+    placeholders,
 )
 
 COMMAND = "command"
@@ -200,6 +204,10 @@ class Member:
         Words of the command that trains it, with placeholders; empty: the ensemble's functions do.
     environment : mapping of str to str
         Variables of the command.
+    resume : Resume
+        How its command continues from a checkpoint.
+    preload : tuple of str
+        Modules that a warm Python has imported for its command; empty: each start is a new Python.
     checkpoint : CheckpointInterval
         Training after which its next checkpoint is due; it also writes one whenever it stops.
     search_objective : Objective or None
@@ -224,7 +232,10 @@ class Member:
             "ensemble; a member with its own metric does not inherit mode and target."
         ),
     ] = field(default_factory=StopRule)
-    max_gpus: Annotated[int | None, Key("Maximum number of GPUs of a member; null: no limit.", ge=1)] = None
+    max_gpus: Annotated[
+        int | None,
+        Key("Maximum number of GPUs of a member; null: no limit, for a command its min_gpus.", ge=1),
+    ] = None
     rescale_learning_rate: Annotated[
         bool,
         Key(
@@ -255,6 +266,16 @@ class Member:
     ] = False
     command: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    ranks: Annotated[
+        str,
+        Key(
+            "Ranks of the command: one on each of its GPUs, or none, for a script that knows no ranks and"
+            " has one GPU.",
+            choices=(RANKS, NO_RANKS),
+        ),
+    ] = RANKS
+    resume: Resume = field(default_factory=Resume)
+    preload: tuple[str, ...] = ()
     checkpoint: CheckpointInterval = field(default_factory=CheckpointInterval)
     keep: Annotated[
         KeepSettings, Key("Checkpoints of finished epochs that are kept; others are deleted.")
@@ -295,12 +316,20 @@ class Member:
     @property
     def writes_apart(self) -> bool:
         """True if its command names the folder for checkpoints."""
-        return any(CHECKPOINT_DIR in PLACEHOLDER.findall(word) for word in self.command)
+        return CHECKPOINT_DIR in placeholders(self.command)
 
-    def command_line(self, checkpoint_dir: str) -> tuple[str, ...]:
-        """Return the words of its command, with values in place of placeholders."""
+    def command_line(self, checkpoint_dir: str, resume_from: str | None = None) -> tuple[str, ...]:
+        """Return the words of its command, with values in place of placeholders.
+
+        Parameters
+        ----------
+        resume_from : str or None
+            Checkpoint from which it continues; None if there is none.
+        """
         own = {"name": self.name, "seed": self.seed, "batch_size": self.batch_size}
-        return filled(self.command, {**self.config, **own, CHECKPOINT_DIR: checkpoint_dir})
+        places = {CHECKPOINT_DIR: checkpoint_dir, RESUME_FROM: resume_from or ""}
+        words = self.command + (self.resume.options if resume_from else ())
+        return filled(words, {**self.config, **own, **places})
 
     @property
     def rows_evaluated(self) -> int:
@@ -322,6 +351,8 @@ class Member:
         """Return a digest of a config and everything else that a measured rate depends on."""
         sizes = [size for size in (self.batch_size, self.global_batch_size) if size is not None]
         command = [self.command, encode(self.environment)] if self.command else []
+        if self.ranks == NO_RANKS:
+            command.append(NO_RANKS)
         algorithms = ["deterministic"] if self.deterministic else []
         layout = ["shard"] if self.shard else []
         code = [encode(self.code)] if self.code else []

@@ -48,6 +48,8 @@ class FrameworkEntry:
     full_memory: tuple[str, ...] = ()
 
 
+FIRST_USE = {"torch": ("torch._dynamo",)}
+"""Modules that packages import on their first use: PyTorch's first optimizer takes two seconds for it."""
 TENSORBOARD = (
     "tensorboard.compat.proto.event_pb2",
     "tensorboard.compat.proto.summary_pb2",
@@ -71,8 +73,7 @@ PYTORCH = FrameworkEntry(
     module="hetctl.runtime.frameworks.pytorch",
     packages=("torch",),
     nccl_fix="install a PyTorch for these GPUs: torch.cuda.is_available() is false on the nodes",
-    # The first optimizer imports torch._dynamo, which takes two seconds.
-    preloaded=("torch._dynamo", *TENSORBOARD),
+    preloaded=(*FIRST_USE["torch"], *TENSORBOARD),
     can_divide=True,
     out_of_memory=("OutOfMemoryError",),
     # Errors of the node's memory, and of a GPU's outside its allocator, which have no class.
@@ -84,27 +85,52 @@ USUAL_FRAMEWORK = TENSORFLOW.name
 """Framework of ensembles that name none."""
 
 
-PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*(?:\.\w+)*)\}")
-"""Name in braces, also one with dots; other braces, as in JSON, are text."""
+PLACEHOLDER = re.compile(r"\{(\{)?([A-Za-z_]\w*(?:\.\w+)*)\}(?(1)\})")
+"""Name in braces, also one with dots; in two braces it is text, and so are other braces, as in JSON."""
 CHECKPOINT_DIR = "checkpoint_dir"
 """Placeholder of the folder for checkpoints, which is a scratch folder in a profile."""
-BUILT_IN = frozenset({"name", "seed", "batch_size", CHECKPOINT_DIR})
+RESUME_FROM = "resume_from"
+"""Placeholder of the checkpoint from which the command continues; empty if there is none."""
+BUILT_IN = frozenset({"name", "seed", "batch_size", CHECKPOINT_DIR, RESUME_FROM})
 """Placeholders of all members; they take precedence over keys of a config."""
 
 
-def unknown_placeholders(command: Iterable[str], config: Mapping[str, Any]) -> list[str]:
-    """Return the placeholders of a command for which a config has no value, in their order."""
-    named = dict.fromkeys(name for word in command for name in PLACEHOLDER.findall(word))
-    return [name for name in named if name not in BUILT_IN and name not in config]
+def placeholders(command: Iterable[str]) -> list[str]:
+    """Return the names of the placeholders of a command, each once, in their order."""
+    found = (match for word in command for match in PLACEHOLDER.findall(word))
+    return list(dict.fromkeys(name for is_text, name in found if not is_text))
 
 
 def filled(command: Iterable[str], values: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the words of a command with values, as JSON unless they are text, in place of placeholders."""
-    return tuple(PLACEHOLDER.sub(lambda found: _word(values[found[1]]), word) for word in command)
+
+    def text_of(found: re.Match[str]) -> str:
+        if found[1]:
+            return found[0][1:-1]
+        value = values[found[2]]
+        return value if isinstance(value, str) else json.dumps(value)
+
+    return tuple(PLACEHOLDER.sub(text_of, word) for word in command)
 
 
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+@dataclass(frozen=True)
+class Resume:
+    """Start of a command that continues from a checkpoint.
+
+    Parameters
+    ----------
+    checkpoint : str
+        Pattern of the checkpoints in the folder for them, for a script that names none; the newest counts.
+    options : tuple of str
+        Words added to the command if there is a checkpoint.
+    """
+
+    checkpoint: str = ""
+    options: tuple[str, ...] = ()
+
+
+RANKS, NO_RANKS = "gpus", "none"
+"""Ranks of a command: one on each GPU, or none, for a script that knows no ranks."""
 
 
 PROGRESS_VARIABLE = "HETCTL_PROGRESS_FD"

@@ -14,6 +14,7 @@ from pathlib import Path
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
+PR_SET_CHILD_SUBREAPER = 36
 MOST_DESCRIPTORS = 2**16
 """Highest descriptor limit that this process sets: some programs go through all numbers below it."""
 _LIBC = ctypes.CDLL(None)
@@ -86,6 +87,11 @@ def die_with_parent(number: signal.Signals) -> Callable[[], None]:
             os.kill(os.getpid(), number)
 
     return request_signal
+
+
+def adopt_orphans(does: bool) -> None:
+    """Set whether this process becomes the parent of its descendants whose own parents end."""
+    _LIBC.prctl(PR_SET_CHILD_SUBREAPER, int(does), 0, 0, 0)
 
 
 def group_cpu_seconds(group: int) -> float:

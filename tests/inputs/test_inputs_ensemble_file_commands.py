@@ -65,6 +65,30 @@ def test_a_command_names_the_folder_of_its_results(tmp_path):
     assert (a.writes_apart, b.writes_apart) == (True, False)
 
 
+def test_a_script_continues_by_its_options(tmp_path):
+    text = (
+        "name: own\ncommand: run '{{seed}}' {resume_from}\nresume: {checkpoint: c, options: '--go {seed}'}\n"
+    )
+    (member,) = read(tmp_path, f"{text}members: [{{name: a}}]\n").members
+    assert member.command_line("ckpt") == ("run", "{seed}", "")
+    assert member.command_line("ckpt", "x") == ("run", "{seed}", "x", "--go", str(member.seed))
+
+
+@pytest.mark.parametrize(
+    ("keys", "limits"),
+    [
+        ("", (1, 1)),
+        (", min_gpus: 2", (2, 2)),
+        (", max_gpus: 8", (1, 8)),
+        (", gpus: 4", (4, 4)),
+        (", ranks: none", (1, 1)),
+    ],
+)
+def test_a_command_has_one_gpu_unless_it_says_more(tmp_path, keys, limits):
+    (member,) = read(tmp_path, f"name: own\ncommand: run\nmembers: [{{name: a{keys}}}]\n").members
+    assert (member.min_gpus, member.max_gpus) == limits
+
+
 def test_another_command_has_other_rates(tmp_path):
     one = read(tmp_path).members[0]
     other = read(tmp_path, ENSEMBLE.replace("train.py", "train2.py")).members[0]
@@ -75,6 +99,10 @@ def test_another_command_has_other_rates(tmp_path):
     ("before", "after", "said"),
     [
         ("{lr} --json", "{rate} --json", ":2: command: the config of a has no 'rate'"),
+        ("{lr} --json", "{lt} --json", "checkpoint_dir, lr, name, resume_from, seed; as text it is {{lt}}"),
+        ("name: own\n", "name: own\nresume: {checkpoint: /c}\n", ":2: resume.checkpoint: must be relative"),
+        ("lr: 1e-3}}", "lr: 1}, ranks: none, gpus: 2}", ":5: members[0].gpus: must be 1, or left out"),
+        ("lr: 1e-3}}", "lr: 1}, ranks: null}", "ranks: must be"),
         ('"{on}"', '"{off}"', ":6: members[1].command: the config of b has no 'off'"),
         ("command: [run,", "command: ['',", ":6: members[1].command: must name a program"),
         ("train.py --lr", "train.py 'x --lr", ":2: command: No closing quotation"),

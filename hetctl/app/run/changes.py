@@ -118,6 +118,9 @@ MEMBER: Mapping[str, ChangeRule] = {
     "keep": _may("its next checkpoints replace others by it"),
     "command": _kept("its checkpoints are those of such a command"),
     "environment": _kept("its checkpoints are those of such a command"),
+    "ranks": _kept("its checkpoints are those of such a command"),
+    "resume": _may("its next start goes by it"),
+    "preload": _may("its next start goes by it"),
     "code": _kept("its checkpoints are those of such a network"),
     "search_objective": _kept("its search has judged it by that"),
 }

@@ -33,7 +33,6 @@ from hetctl.runtime.worker.hardware import gpu_and_driver, peak_memory
 from hetctl.runtime.worker.member_trainer import StopSignal, check_metrics
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.scripts.command_process import (
-    CommandProcess,
     WrongReportError,
     parse_report,
     printable,
@@ -41,8 +40,8 @@ from hetctl.runtime.worker.scripts.command_process import (
 from hetctl.runtime.worker.scripts.command_run import (
     PROFILE_VARIABLE,
     CommandRun,
-    command_environment,
     own_variables,
+    start_command,
 )
 from hetctl.runtime.worker.step_clock import SteadyClock
 from hetctl.storage.atomic_io import make_private_folder
@@ -286,9 +285,10 @@ def measure_command(assignment: Assignment, context: WorkerContext) -> None:
     point = measurements.target(assignment.task.name)
     site = measurements.site
     group = context.join(assignment.rank_info, site.network, site.timeouts, CollectiveBackend())
-    began = assignment.launched_at if assignment.own_step else time.time()
-    times = _run(measurements, point, assignment, group, context)
+    times, began = _run(measurements, point, assignment, group, context)
     group.barrier_and_close()
+    if assignment.own_step:
+        began = assignment.launched_at
     if group.rank == 0:
         result = _point(measurements, point, times, times.pace(began), assignment.task.gpu_type)
         context.reporter(assignment.task).write("point", **encode(result))
@@ -300,8 +300,8 @@ def _run(
     assignment: Assignment,
     group: Group,
     context: WorkerContext,
-) -> ReportTimes:
-    """Run the command until its rate is known or its time is over."""
+) -> tuple[ReportTimes, float]:
+    """Run the command until its rate is known or its time is over; also return the time of its start."""
     member, folder = measurements.ensemble.member(point.member), Path(assignment.task.folder)
     scratch = folder / "scratch" / point.source
     make_private_folder(scratch.parent)
@@ -310,14 +310,13 @@ def _run(
     own = own_variables(member, folder.name, 0, 0, str(scratch), deadline) | {PROFILE_VARIABLE: "1"}
     words, project = member.command_line(str(scratch)), Path(measurements.ensemble.folder)
     with ExitStack() as stack:
-        environment = command_environment(group, context.binding, own, stack)
-        process = stack.enter_context(closing(CommandProcess(words, project, environment, GRACE_S)))
+        process = start_command(group, context, member, words, project, own, GRACE_S, stack)
         times = ReportTimes(process.private_bytes)
         stop = StopSignal(times.sample_memory, deadline)
         CommandRun(group, process, stop, times.read, context).watch()
     if group.rank == 0:
         shutil.rmtree(scratch, ignore_errors=True)
-    return times
+    return times, process.began_at
 
 
 @dataclass

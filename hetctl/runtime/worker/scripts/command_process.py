@@ -19,6 +19,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.training_settings import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
 from hetctl.runtime.agent.rank_memory import private_bytes
 from hetctl.runtime.worker.messages import COMMAND_SIGNALS
+from hetctl.runtime.worker.scripts.warm_start import WarmPython, WarmStart
 from hetctl.storage.processes import commands_below, die_with_parent, group_cpu_seconds
 
 KEPT_BYTES = 4096
@@ -27,8 +28,8 @@ PIPE_BYTES = 2**16
 """Bytes that a pipe holds, as in pipe(7)."""
 CLOSED_POLL_S = 0.05
 """Longest wait in seconds once the pipe for reports is closed."""
-GUARD = 'trap "" HUP INT TERM USR1; read _; kill -9 "-$1"'
-"""Shell program that kills a process group when its standard input is closed."""
+GUARD = 'trap "" HUP INT TERM USR1; while read next; do group=$next; done; kill -9 "-$group"'
+"""Shell program that kills the last process group that it was told of when its standard input is closed."""
 
 MAX_LINE_BYTES = 2**16
 """Bytes after which a line without an end counts as a line."""
@@ -45,6 +46,13 @@ class CommandProcess:
         Folder in which it runs.
     grace_s : float
         Grace period in seconds; the signals of a stop follow at shares of it.
+    warm : WarmPython or None
+        Python that starts it; None: it is started as a new program.
+
+    Attributes
+    ----------
+    began_at : float
+        Time of its start, in seconds since the epoch; that of a warm Python's import until it has forked.
 
     Raises
     ------
@@ -53,7 +61,12 @@ class CommandProcess:
     """
 
     def __init__(
-        self, words: Sequence[str], folder: Path, environment: Mapping[str, str], grace_s: float
+        self,
+        words: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        grace_s: float,
+        warm: WarmPython | None = None,
     ) -> None:
         self.environment = environment
         self._grace_s = grace_s
@@ -69,17 +82,21 @@ class CommandProcess:
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
         theirs = {PROGRESS_VARIABLE: progress, ANSWER_VARIABLE: answers, STOP_VARIABLE: stop}
+        self._process: subprocess.Popen[bytes] | WarmStart
         try:
-            self._process = subprocess.Popen(
-                words,
-                cwd=folder,
-                env={**environment, **{name: str(end) for name, end in theirs.items()}},
-                stdin=subprocess.DEVNULL,
-                stderr=errors_end,
-                pass_fds=tuple(theirs.values()),
-                start_new_session=True,
-                preexec_fn=prepare,
-            )
+            if warm:
+                self._process = warm.start(words, environment, errors_end, theirs)
+            else:
+                self._process = subprocess.Popen(
+                    words,
+                    cwd=folder,
+                    env={**environment, **{name: str(end) for name, end in theirs.items()}},
+                    stdin=subprocess.DEVNULL,
+                    stderr=errors_end,
+                    pass_fds=tuple(theirs.values()),
+                    start_new_session=True,
+                    preexec_fn=prepare,
+                )
         except OSError as error:
             for descriptor in (self._reports, self._answers, self._stop, errors):
                 os.close(descriptor)
@@ -92,21 +109,31 @@ class CommandProcess:
                 os.close(descriptor)
         # A command that reads no answers must not keep the rank waiting.
         os.set_blocking(self._answers, False)
-        self._guard = _guard_of(self._process.pid)
+        self._guard, self._guarded = _new_guard(), 0
         self._errors = _ErrorTail(errors)
         self._rest = b""
         self._open = True
         self._stopped_at: float | None = None
         self._to_send = list(COMMAND_SIGNALS)
+        self._leader()
 
     @property
     def stopping(self) -> bool:
         """True if it was told to stop."""
         return self._stopped_at is not None
 
+    def _leader(self) -> int:
+        """Return the number of its process and group: those of the warm Python until it has forked."""
+        if (pid := self._process.pid) != self._guarded:
+            self._guarded, self.began_at = pid, time.time()
+            assert self._guard.stdin
+            with suppress(BrokenPipeError):
+                self._guard.stdin.write(b"%d\n" % pid)
+        return pid
+
     def cpu_seconds(self) -> float:
         """Return the CPU time of all its processes in seconds."""
-        return group_cpu_seconds(self._process.pid)
+        return group_cpu_seconds(self._leader())
 
     def private_bytes(self) -> int:
         """Return the private memory of all its processes in bytes."""
@@ -140,7 +167,7 @@ class CommandProcess:
             os.close(self._stop)
             # Not to its group: processes that it has forked inherit its handler.
             with suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGUSR1)
+                os.kill(self._leader(), signal.SIGUSR1)
 
     def escalate(self) -> None:
         """Send SIGTERM, later SIGKILL, to its group if it was told to stop long enough ago."""
@@ -157,7 +184,7 @@ class CommandProcess:
 
         It stays a zombie until `close`, which keeps its number, also its group's, from other processes.
         """
-        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        found = os.waitid(os.P_PID, self._leader(), os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
@@ -183,13 +210,14 @@ class CommandProcess:
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self._leader(), number)
 
 
-def _guard_of(group: int) -> subprocess.Popen[bytes]:
+def _new_guard() -> subprocess.Popen[bytes]:
     """Start a process that ends a group when this one ends; the kernel would end the child alone."""
     return subprocess.Popen(
-        ["/bin/sh", "-c", GUARD, "guard", str(group)],
+        ["/bin/sh", "-c", GUARD],
+        bufsize=0,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -13,14 +13,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import DISK_FULL_ERRORS, SERVER_ERRORS, BadInputError
-from hetctl.model.training_settings import RESUME_VARIABLE
+from hetctl.model.python_start import python_start
+from hetctl.model.training_settings import NO_RANKS, RESUME_VARIABLE
 from hetctl.runtime.agent.binding import VISIBLE_DEVICES, Binding
 from hetctl.runtime.agent.rank_memory import oom_kills
 from hetctl.runtime.horovod_rendezvous import horovod_rendezvous
@@ -30,6 +31,7 @@ from hetctl.runtime.worker.group import Group, LostPeerError, ProcessGroup, all_
 from hetctl.runtime.worker.member_trainer import StopSignal
 from hetctl.runtime.worker.reporting import FULL_MEMORY, OUT_OF_MEMORY_ERRORS
 from hetctl.runtime.worker.scripts.command_process import CLOSED_POLL_S, CommandProcess
+from hetctl.runtime.worker.scripts.warm_start import WarmPython
 from hetctl.storage.event_files import EventWriter
 
 USUAL_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -41,6 +43,11 @@ PLACE_VARIABLES = frozenset(
     }
 )
 """Variables with a rank's place and its GPU."""
+SIGNS_OF_RANKS = re.compile(
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|HOROVOD_.*"
+    r"|SLURM_(PROCID|LOCALID|NODEID|NTASKS.*|NPROCS|TASKS_PER_NODE|STEP_.*)"
+)
+"""Variables that scripts take for a sign of several ranks: of torchrun, Horovod and Slurm."""
 PROFILE_VARIABLE = "HETCTL_PROFILE"
 """Variable set for a command that runs for its rate alone."""
 
@@ -74,19 +81,49 @@ class RankDevice(NamedTuple):
     device: int | None
 
 
+def start_command(
+    group: Group,
+    context: WorkerContext,
+    member: Member,
+    words: Sequence[str],
+    folder: Path,
+    own: Mapping[str, str],
+    grace_s: float,
+    keep: ExitStack,
+) -> CommandProcess:
+    """Start a member's command on this rank; all ranks call it.
+
+    Parameters
+    ----------
+    own, keep
+        Same as in `command_environment`; the stack also ends the command.
+    """
+    environment = command_environment(group, context.binding, member, own, keep)
+    warm = warm_python(context, member, words, folder)
+    return keep.enter_context(closing(CommandProcess(words, folder, environment, grace_s, warm)))
+
+
 def command_environment(
-    group: Group, binding: Binding, own: Mapping[str, str], keep: ExitStack
+    group: Group, binding: Binding, member: Member, own: Mapping[str, str], keep: ExitStack
 ) -> dict[str, str]:
     """Return the environment of a member's command on this rank; all ranks call it.
 
     Parameters
     ----------
     own : mapping of str to str
-        Variables of the member, and hetctl's own.
+        hetctl's own variables.
     keep : ExitStack
         Stack that ends the command's servers.
     """
     devices = [RankDevice(*place) for place in all_gather(group, [binding.node, binding.device])]
+    common = {
+        **os.environ,
+        **search_path(os.environ, sys.executable),
+        **visible_devices(group.rank, devices, os.environ),
+    }
+    if member.ranks == NO_RANKS:
+        inherited = {name: value for name, value in common.items() if not SIGNS_OF_RANKS.fullmatch(name)}
+        return {**inherited, **member.environment, **own}
     host, interface, of_horovod = LOCALHOST, None, dict[str, str]()
     if isinstance(group, ProcessGroup):
         host, interface = group.host, group.interface
@@ -94,13 +131,25 @@ def command_environment(
         if group.rank == 0 and ":" not in host:
             of_horovod = keep.enter_context(horovod_rendezvous(horovod_scopes(devices), host))
     port, of_horovod = group.broadcast([_free_port(), of_horovod])
-    return {
-        **os.environ,
-        **search_path(os.environ, sys.executable),
-        **visible_devices(group.rank, devices, os.environ),
-        **rank_variables(group.rank, devices, host, port, interface, of_horovod),
-        **own,
-    }
+    ranks = rank_variables(group.rank, devices, host, port, interface, of_horovod)
+    return {**common, **ranks, **member.environment, **own}
+
+
+def warm_python(
+    context: WorkerContext, member: Member, words: Sequence[str], folder: Path
+) -> WarmPython | None:
+    """Return the rank's Python that has imported the modules for a command; None if it begins anew."""
+    start = python_start(words)
+    if not member.preload or start is None or not (start.module or (folder / start.argv[0]).is_file()):
+        return None
+    wanted = WarmPython.of(start, member.preload, folder, member.environment)
+    if context.warm is None or context.warm.key != wanted.key:
+        # One at a time: each holds the modules in memory.
+        if context.warm:
+            context.warm.close()
+        context.warm = wanted
+        context.keep.callback(wanted.close)
+    return context.warm
 
 
 def _free_port() -> int:
@@ -131,11 +180,10 @@ def own_variables(
     deadline : float
         Latest time of its request to stop, in seconds since the epoch.
     resume_from : str or None
-        Newest checkpoint that it has named; None: there is none.
+        Checkpoint from which it continues; None: there is none.
     """
     resume = {RESUME_VARIABLE: resume_from} if resume_from else {}
     return {
-        **member.environment,
         "HETCTL_RUN": run,
         "HETCTL_ROUND": str(round_index),
         "HETCTL_MEMBER": member.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +26,12 @@ from hetctl.runtime.worker.member_trainer import Note, check_metrics
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.scripts.best_copies import BestCopies, ChangedMeanwhileError
 from hetctl.runtime.worker.scripts.command_process import (
-    CommandProcess,
     ScriptReport,
     WrongReportError,
     parse_report,
     printable,
 )
-from hetctl.runtime.worker.scripts.command_run import CommandRun, command_environment, own_variables
+from hetctl.runtime.worker.scripts.command_run import CommandRun, own_variables, start_command
 from hetctl.runtime.worker.tensorboard import TensorBoardWriter
 from hetctl.runtime.worker.training import make_stop_signal
 from hetctl.storage.atomic_io import make_private_folder
@@ -54,7 +53,9 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
     events = context.reporter(assignment.task)
     history, checkpoint = dict[int, EpochResult](), None
     if group.rank == 0:
-        history, checkpoint = patience.call(reported, assignment.task)
+        history, named = patience.call(reported, assignment.task)
+        found = patience.call(newest_checkpoint, Path(spec.checkpoints), member.resume.checkpoint)
+        checkpoint = named or found
     done, resume_from = group.broadcast([len(history), checkpoint])
     patience.call(make_private_folder, Path(spec.checkpoints))
     own = own_variables(member, spec.run, spec.round, done, spec.checkpoints, spec.deadline, resume_from)
@@ -66,10 +67,9 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
         group.barrier_and_close()
         events.write("converged", reason=reason)
         return
-    words, folder = member.command_line(spec.checkpoints), Path(spec.ensemble.folder)
+    words, folder = member.command_line(spec.checkpoints, resume_from), Path(spec.ensemble.folder)
     with ExitStack() as stack:
-        environment = command_environment(group, context.binding, own, stack)
-        process = stack.enter_context(closing(CommandProcess(words, folder, environment, spec.grace_s)))
+        process = start_command(group, context, member, words, folder, own, spec.grace_s, stack)
         if group.rank == 0:
             busy = busy_share(context.binding.device, process.cpu_seconds)
             reports.note = stack.enter_context(live_metrics_to(context.send, samples or 0, busy))
@@ -90,6 +90,12 @@ def reported(task: TaskMessage) -> tuple[dict[int, EpochResult], str | None]:
     if named and checkpoint is None:
         print("none of the checkpoints that the command has named exists any more", flush=True)
     return {epoch.epoch: epoch for epoch in reversed(epochs)}, checkpoint
+
+
+def newest_checkpoint(folder: Path, pattern: str) -> str | None:
+    """Return the newest file or folder of a pattern; None if there is none, or the pattern is empty."""
+    found = folder.glob(pattern) if pattern else ()
+    return max(map(str, found), key=lambda path: Path(path).stat().st_mtime, default=None)
 
 
 @dataclass

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import ExitStack
 
 import pytest
 
+from hetctl.model.ensemble import Member
 from hetctl.model.events import ExitReason
+from hetctl.runtime.agent.binding import Binding
+from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.reporting import failure_reason
 from hetctl.runtime.worker.scripts.command_run import (
     RankDevice,
+    command_environment,
     command_failure,
     horovod_scopes,
     rank_variables,
@@ -104,6 +109,23 @@ def test_devices_that_a_batch_system_has_given_are_kept():
 
 def test_slots_see_no_device():
     assert visible_devices(0, (RankDevice("n1", None),), {"CUDA_VISIBLE_DEVICES": "0"}) == {}
+
+
+def test_a_script_without_ranks_sees_no_sign_of_them(monkeypatch):
+    binding = Binding("n1", 3, None, (0,))
+    for name in ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID", "MASTER_ADDR", "SLURM_JOB_ID"):
+        monkeypatch.setenv(name, "2")
+    with ExitStack() as keep:
+        for ranks, seen in {"gpus": {"RANK", "HOROVOD_RANK"}, "none": set()}.items():
+            member = Member("a", command=("run",), ranks=ranks, environment={"RANK_OF": "mine"})
+            found = command_environment(Group(), binding, member, {"HETCTL_RUN": "own"}, keep)
+            assert {"RANK", "HOROVOD_RANK"} & found.keys() == seen
+            assert {name: found[name] for name in ("RANK_OF", "HETCTL_RUN", "SLURM_JOB_ID")} == {
+                "RANK_OF": "mine",
+                "HETCTL_RUN": "own",
+                "SLURM_JOB_ID": "2",
+            }
+        assert {"WORLD_SIZE", "SLURM_NTASKS", "SLURM_PROCID", "MASTER_ADDR"}.isdisjoint(found)
 
 
 @pytest.mark.parametrize(

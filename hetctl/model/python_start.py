@@ -1,0 +1,52 @@
+"""Commands that start Python."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+PYTHON = re.compile(r"python[\d.]*")
+OPTION = re.compile(r"-(?P<flags>[bBdEIOPqRsSuv]*)(?P<last>[WXm]?)(?P<value>.*)")
+"""Options of Python with which a script runs; with others it starts as usual."""
+
+
+class PythonStart(NamedTuple):
+    """A command that runs a script or a module in Python.
+
+    Parameters
+    ----------
+    python : tuple of str
+        Program and its options.
+    module : str
+        Name of the module; empty for a script.
+    argv : tuple of str
+        Value of ``sys.argv``.
+    """
+
+    python: tuple[str, ...]
+    module: str
+    argv: tuple[str, ...]
+
+
+def python_start(words: Sequence[str]) -> PythonStart | None:
+    """Return how a command starts Python; None if it is no Python that runs a file or a module."""
+    if not PYTHON.fullmatch(Path(words[0]).name):
+        return None
+    options, rest = [words[0]], list(words[1:])
+    while rest and rest[0].startswith("-"):
+        found = OPTION.fullmatch(rest.pop(0))
+        if found is None or (found["value"] and not found["last"]):
+            return None
+        if found["flags"]:
+            options.append(f"-{found['flags']}")
+        if found["last"]:
+            if not (value := found["value"] or (rest and rest.pop(0))):
+                return None
+            if found["last"] == "m":
+                return PythonStart(tuple(options), value, ("-m", *rest))
+            options.append(f"-{found['last']}{value}")
+        elif not found["flags"]:
+            return None
+    return PythonStart(tuple(options), "", tuple(rest)) if rest and rest[0].endswith(".py") else None
