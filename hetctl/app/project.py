@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from hetctl.catalog.lock import ProjectLock
@@ -98,22 +99,25 @@ class Project:
         if not create:
             raise BadInputError(
                 f"there is no catalog in {self.home.path}",
-                "measure the members with `hetctl profile`, or import their rates with `hetctl profile import"
-                " TABLE`; `hetctl submit` then starts a run",
+                "`hetctl submit` starts a run",
             )
 
     @contextmanager
-    def reading(self) -> Iterator[Catalog]:
-        """Open the catalog for reading only.
+    def reading(self, *, or_empty: bool = False) -> Iterator[Catalog]:
+        """Open the catalog for reading only; with `or_empty`, if there is none yet, an empty one elsewhere.
 
         Raises
         ------
         BadInputError
             If there is no catalog yet.
         """
-        self.require_catalog()
+        self.require_catalog(create=or_empty)
         from hetctl.catalog.catalog import Catalog
 
+        if or_empty and not self.home.catalog.exists():
+            with TemporaryDirectory() as folder, Catalog.open(Home(Path(folder)).catalog) as catalog:
+                yield catalog
+            return
         with Catalog.open_to_read(self.home.catalog) as catalog:
             yield catalog
 

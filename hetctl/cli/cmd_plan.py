@@ -11,7 +11,6 @@ from hetctl.cli.options import (
     mode_options,
     plan_request,
     planner_options,
-    predict_option,
     sharing_option,
     site_options,
     this_project,
@@ -26,7 +25,6 @@ from hetctl.cli.output import json_option, show
 @planner_options
 @sharing_option
 @mode_options
-@predict_option
 @click.option("--explain", is_flag=True, help="Show why each member gets its GPUs, and why others wait.")
 @json_option
 def plan_command(ensemble: str | None, **options: Any) -> None:

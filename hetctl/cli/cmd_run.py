@@ -16,7 +16,6 @@ from hetctl.cli.options import (
     mode_options,
     plan_request,
     planner_options,
-    predict_option,
     sharing_option,
     site_options,
     this_project,
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 
 SITE_AND_SIZE = {"ensemble", "site", "account", "launch", "gpus", "time", "queue"}
-NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode", "predict_rates"}
+NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode"}
 """Options of planning that are not the planner's own."""
 OF_RUNS = {"retries", "chain", "replay"}
 """Options that planning does not have."""
@@ -49,7 +48,6 @@ OF_RUNS = {"retries", "chain", "replay"}
 @planner_options
 @sharing_option
 @mode_options
-@predict_option
 @click.option("--dry-run", is_flag=True, help="Print the script and the submit command; write nothing.")
 @click.option("--wait", is_flag=True, help="Follow the run to its end; Ctrl-C leaves it running.")
 @click.option("--new", is_flag=True, help="Start a new run even if another could continue.")

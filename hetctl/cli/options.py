@@ -14,7 +14,6 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.plan import (
     HOP_SCHEDULERS,
     HOPPER,
-    PIPELINE,
     PIPELINE_POLICIES,
     PS_PLACEMENTS,
     USUAL_PLANNER,
@@ -176,11 +175,6 @@ sharing_option = click.option(
     type=click.Choice(["cached", "lockstep", "none"]),
     help="Share prepared samples on a node.  [default: cached; none with --mode hopper]",
 )
-predict_option = click.option(
-    "--predict-rates",
-    is_flag=True,
-    help="Predict the rates of members whose shape was not measured from those of the most similar ones.",
-)
 mode_options = _together(
     click.option(
         "--mode",
@@ -237,7 +231,6 @@ def plan_request(
     explain: bool = False,
     mode: str = "data-parallel",
     budget: Budget | None = None,
-    predict_rates: bool = False,
     **options: Any,
 ) -> tuple[PlanRequest, JobSizeChoice]:
     """Return the input of planning from the ensemble and the values of all other shared options."""
@@ -249,14 +242,9 @@ def plan_request(
     given = {name: value for name, value in options.items() if value is not None}
     refuse_conflicts(members.name, *(f"--{name.replace('_', '-')}" for name in given), mode=mode)
     given.setdefault("balance", members.balance.mode)
-    # Where pipelines are an option, members without a profile may fit no GPU: no rate can be predicted.
-    predict = predict_rates and mode not in (PIPELINE, "auto")
-    sized = sizing(*(project, members, machine, gpus, time, queue, budget or Budget()), predict_rates=predict)
+    sized = sizing(project, members, machine, gpus, time, queue, budget or Budget())
     shared = sharing or (NONE if mode == HOPPER else CACHED)
-    request = PlanRequest(
-        *(members, machine, sized.size, planner, given, explain, shared, mode), predict_rates=predict_rates
-    )
-    return request, sized
+    return PlanRequest(members, machine, sized.size, planner, given, explain, shared, mode), sized
 
 
 def warn(project: Project, request: PlanRequest) -> None:

@@ -80,7 +80,7 @@ FORMS: Mapping[str, type] = {
     ),
     "rate": TimedRate,
     "epoch": EpochResult,
-    "checkpoint": _form(epoch=int, part_samples=int, path=(str, "")),
+    "checkpoint": _form(epoch=int, part_samples=int, path=(str, ""), duration_s=(float | None, None)),
     "best_checkpoint": BestCheckpoint,
     "stages": Stages,
     "visit": VisitEnd,

@@ -42,6 +42,8 @@ class Allocation:
         Samples per GPU and step, in the order of the placement; empty: the member's own on each GPU.
     pipeline : PipelineLayout or None
         Stages by rank, in the order of the placement's GPUs; None in any mode but ``pipeline``.
+    rate_known : bool
+        False if the rate is an estimate: it was not measured, and not seen in training.
     """
 
     member: str
@@ -51,6 +53,7 @@ class Allocation:
     placement: tuple[Placement, ...]
     batch_sizes: tuple[int, ...] = ()
     pipeline: PipelineLayout | None = None
+    rate_known: bool = True
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,11 @@ class MemberProfile:
     seen_overhead_s: float | None = None
     predicted_from: str = ""
 
+    @property
+    def has_rates(self) -> bool:
+        """True if a rate was measured, or seen in training."""
+        return any(rate > 0 for rates in (self.rates, *self.seen_rates.values()) for rate in rates.values())
+
 
 @dataclass(frozen=True)
 class Hardware:

@@ -44,9 +44,11 @@ class MemberRate:
         Type of the GPUs, at a site with several types.
     profiled, planned : float or None
         Rate that the profile has or predicts, and rate in the plan, which also heeds earlier runs; None:
-        there is no profile.
+        there is none.
     seen : float or None
-        Rate of the last epochs; None: no epoch was trained on these GPUs.
+        Rate in training; None: it was not timed on these GPUs.
+    rate_known : bool
+        False if the planned rate is an estimate, and none was seen.
     """
 
     gpus: int
@@ -54,6 +56,7 @@ class MemberRate:
     profiled: float | None
     planned: float | None
     seen: float | None
+    rate_known: bool = True
 
 
 @dataclass(frozen=True)

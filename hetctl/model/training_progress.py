@@ -115,6 +115,11 @@ class Progress:
         Best epoch whose checkpoint is kept; None: there is none.
     best_checkpoint : str
         Path of that checkpoint.
+    startup_s, evaluate_s, checkpoint_s : float or None
+        Seconds of its first start until the first step, of its last evaluation, and of the writing of its
+        last checkpoint; None: not known yet.
+    peak_memory_bytes : int
+        Peak memory of rank 0 in its first steps, in bytes; 0: not known yet.
     restarts_s : tuple of float
         Seconds to the first step of its newest starts on ranks that had trained before.
     withheld : str or None
@@ -136,6 +141,10 @@ class Progress:
     samples_per_epoch: int | None = None
     best_epoch: int | None = None
     best_checkpoint: str = ""
+    startup_s: float | None = None
+    evaluate_s: float | None = None
+    checkpoint_s: float | None = None
+    peak_memory_bytes: int = 0
     restarts_s: tuple[float, ...] = ()
     withheld: str | None = None
 

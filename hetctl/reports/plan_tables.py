@@ -16,7 +16,7 @@ from hetctl.reports.pipeline_tables import stage_sections
 from hetctl.reports.sections import Note, Section, stacked
 from hetctl.reports.style import colours_of, ink_on
 from hetctl.reports.summary import IDLE_MARK
-from hetctl.reports.units import device_word, format_rate, format_seconds, printable
+from hetctl.reports.units import GUESS_NOTE, device_word, format_rate, format_seconds, printable
 
 ROUNDS_SHOWN = 20
 MAP_WIDTH = 80
@@ -112,10 +112,12 @@ def _rounds(plan: Plan, device: str, keys: Mapping[str, str]) -> Section:
         heads = [str(planned.index), format_seconds(planned.start_s), format_seconds(planned.predicted_s)]
         for allocation in planned.allocations:
             name = allocation.member
-            gpus, rate = str(allocation.gpus), format_rate(allocation.rate)
+            gpus, rate = str(allocation.gpus), format_rate(allocation.rate, known=allocation.rate_known)
             rows.append((*heads, keys[name], name, gpus, rate, done.get((name, planned.index), "")))
             heads = ["", "", ""]
-    return Section(headers=headers, rows=rows, fold="member", notes=_more_rounds(plan))
+    has_guess = any(not a.rate_known for planned in plan.rounds for a in planned.allocations)
+    notes = [*_more_rounds(plan), *([(GUESS_NOTE, "dim")] if has_guess else [])]
+    return Section(headers=headers, rows=rows, fold="member", notes=notes)
 
 
 def _maps(rounds: Sequence[Round], keys: Mapping[str, str], device: str) -> Iterator[Section]:

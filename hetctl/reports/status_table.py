@@ -24,6 +24,7 @@ from hetctl.reports.summary import (
     names_text,
 )
 from hetctl.reports.units import (
+    GUESS_NOTE,
     NONE,
     device_word,
     format_metric,
@@ -144,6 +145,7 @@ def _members(status: RunStatus, width: int | None) -> Section:
     rates = ", profiled and seen" if is_wide else ""
     kept = "; best kept: epoch whose checkpoint stays" if KEPT in columns else ""
     note = f"rate: samples/s on the {held} held last{rates}; best: of all epochs{kept}"
+    has_guess = any(member.last_rate and not member.last_rate.rate_known for member in status.members)
     described = [(member.member, describe_batches(member, status.device)) for member in status.members]
     return Section(
         headers=list(columns),
@@ -153,6 +155,7 @@ def _members(status: RunStatus, width: int | None) -> Section:
         notes=[
             *more,
             (note, "dim"),
+            *([(GUESS_NOTE, "dim")] if has_guess and is_wide else []),
             *((f"{name}: {changes}", "dim") for name, changes in described if changes),
             *((warning, "yellow") for warning in status.warnings),
         ],
@@ -179,7 +182,7 @@ def _member_columns(status: RunStatus, width: int | None) -> dict[str, Callable[
         f"{device_word(status.device)}\nper round": lambda member: gpus_by_round(
             member.gpus_by_round, rounds_width
         ),
-        ">rate\nprof.": lambda member: format_rate(getattr(member.last_rate, "profiled", None)),
+        ">rate\nprof.": _planned_rate,
         ">rate\nseen": lambda member: format_rate(getattr(member.last_rate, "seen", None)),
         ">epochs": _epochs,
         f">best {head}{underscore}\n{tail}" if shared else ">best": lambda member: (
@@ -190,6 +193,13 @@ def _member_columns(status: RunStatus, width: int | None) -> dict[str, Callable[
         ">time\nmeasured": lambda member: format_seconds(member.measured_s),
         REASON: lambda member: member.reason or "",
     }
+
+
+def _planned_rate(member: MemberStatus) -> str:
+    """Return the profiled rate; without one, that of earlier runs, or an estimate until a rate is seen."""
+    if (rate := member.last_rate) is None:
+        return NONE
+    return format_rate(rate.planned if rate.profiled is None else rate.profiled, known=rate.rate_known)
 
 
 def _state(one: MemberStatus | TrialStatus) -> Text:

@@ -35,12 +35,16 @@ def format_ms(seconds: float) -> str:
     return f"{seconds * 1000:.3g}" if seconds < 1 else f"{seconds * 1000:,.0f}"
 
 
-def format_rate(rate: float | None) -> str:
+GUESS = "~"
+GUESS_NOTE = f"{GUESS} a guess: the rate was not measured"
+
+
+def format_rate(rate: float | None, *, known: bool = True) -> str:
     """Return samples/s with at least three digits and no unit, for a column that names it."""
     if rate is None:
         return NONE
     decimals = 0 if rate >= 99.95 else 1 if rate >= 9.995 else 2
-    return f"{rate:,.{decimals}f}"
+    return f"{'' if known else GUESS}{rate:,.{decimals}f}"
 
 
 def format_bytes(size: int) -> str:

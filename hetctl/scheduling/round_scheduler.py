@@ -90,6 +90,8 @@ class RoundScheduler(JobScheduler):
         self._rounds: dict[int, OpenRound] = {}
         self._pending: list[Allocation] = []
         self._no_room: dict[str, int] = {}
+        self._unrated: set[str] = set()
+        """Members in training none of whose rates was known at their start."""
         self._deferred_until_s: dict[str, float] = {}
         self._refused: tuple[str, float] | None = None
         self._replan_at_s, self._plan_from_s = math.inf, -math.inf
@@ -154,9 +156,12 @@ class RoundScheduler(JobScheduler):
             del self._rounds[ended.round]
 
     def _on_rate_seen(self, event: events.RateSeen) -> None:
-        """Call an elastic planner again if a member's rate differs much from the planned one."""
+        """Call an elastic planner again for a member's first rate, or one far from the planned one."""
         task = self.running.get(event.member)
-        if task and self._planner.paradigm == "elastic" and is_noteworthy(task.rate, event.rate):
+        if task is None or self._planner.paradigm != "elastic":
+            return
+        if event.member in self._unrated or is_noteworthy(task.rate, event.rate):
+            self._unrated.discard(event.member)
             task.rate, self._changed = event.rate, True
 
     def _stop_round(self, number: int, reason: str, *, at_once: bool = False) -> None:
@@ -252,6 +257,13 @@ class RoundScheduler(JobScheduler):
         longest_s = self._opened.max_uninterrupted_s
         if more and has_room(workload, allocation.rate, start_s, self._opened.deadline_s, longest_s):
             return True
+        # A guess keeps no member from training.
+        if (
+            more
+            and workload.spread.get(allocation.gpus)
+            and start_s + workload.startup_s < self._opened.deadline_s
+        ):
+            return True
         self._refused = workload.name, least_task_s(workload, allocation.rate, longest_s)
         return False
 
@@ -303,6 +315,7 @@ class RoundScheduler(JobScheduler):
     ) -> None:
         number, self._next_round = self._next_round, self._next_round + 1
         held = {allocation.member: allocation.gpus for allocation in allocations}
+        self._unrated.update(name for name in held if left[name].is_guess)
         self._rounds[number] = OpenRound(sum(held.values()), held, set(held))
         tasks = tuple(Task(allocation) for allocation in allocations)
         for task in tasks:

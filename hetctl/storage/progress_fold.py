@@ -27,6 +27,8 @@ from hetctl.storage.event_log import EventLog
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.snapshot import Lines, OrderedFold, Row, from_row, row_of, with_fields
 
+LARGEST = 2**62
+"""Numbers of a line above it are corrupt."""
 RECENT_RESTARTS = 3
 """Number of newest restarts that are kept for a member."""
 OF_MEMBERS = frozenset(
@@ -215,12 +217,18 @@ def _converged(state: MemberFold, event: Event, member: Member, _retries: int) -
     return _with(state, converged=reason)
 
 
-def _restarted(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
-    """Record a start on ranks that had trained before."""
-    seconds = event.record.restart_s
-    if seconds is None:
-        return state
-    return _with(state, restarts_s=(*state.progress.restarts_s, float(seconds))[-RECENT_RESTARTS:])
+def _after_start(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
+    """Record the time of the first start, and those of later ones on ranks that had trained before."""
+    first, progress = event.record, state.progress
+    restarts_s = progress.restarts_s
+    if first.restart_s is not None:
+        restarts_s = (*restarts_s, float(first.restart_s))[-RECENT_RESTARTS:]
+    return _with(
+        state,
+        restarts_s=restarts_s,
+        startup_s=first.startup_s if progress.startup_s is None else progress.startup_s,
+        peak_memory_bytes=max(progress.peak_memory_bytes, first.peak_memory_bytes or 0),
+    )
 
 
 def _resumed(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
@@ -238,6 +246,13 @@ def _after_reaching(state: MemberFold, event: Event, reached: tuple[int, int]) -
     if reached <= state.reached:
         return state
     return with_fields(_with(state, disk_errors=0), reached=reached, reached_at=event.time)
+
+
+def _saved(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
+    saved = event.record
+    if saved.duration_s is not None:
+        state = _with(state, checkpoint_s=saved.duration_s)
+    return _after_reaching(state, event, (saved.epoch, saved.part_samples))
 
 
 def _with_epoch(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
@@ -259,13 +274,17 @@ def _with_epoch(state: MemberFold, event: Event, _member: Member, _retries: int)
     # A member may fail before each next checkpoint: epochs that it trains again are no progress.
     further = {"failures": 0, "furthest": len(epochs)} if len(epochs) > furthest else {}
     # A command does not say at its start how long its epochs are.
-    samples = state.progress.samples_per_epoch or _samples_of(event)
-    return _with(state, epochs=epochs, part_samples=0, samples_per_epoch=samples, **further)
+    samples = state.progress.samples_per_epoch or int(_number_of(event, "samples") or 0) or None
+    evaluate_s = _number_of(event, "evaluate_s")
+    if evaluate_s is None:
+        evaluate_s = state.progress.evaluate_s
+    known = {"samples_per_epoch": samples, "evaluate_s": evaluate_s}
+    return _with(state, epochs=epochs, part_samples=0, **known, **further)
 
 
-def _samples_of(event: Event) -> int | None:
-    samples = event.data.get("samples")
-    return int(samples) if isinstance(samples, (int, float)) and 1 <= samples < 2**62 else None
+def _number_of(event: Event, key: str) -> float | None:
+    number = event.data.get(key)
+    return float(number) if isinstance(number, (int, float)) and 0 <= number < LARGEST else None
 
 
 def _requested(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
@@ -292,12 +311,10 @@ _STEPS: Mapping[str, Step] = {
     "task_ended": _after_task,
     "request": _requested,
     "started": _resumed,
-    "first_step": _restarted,
+    "first_step": _after_start,
     "rate": lambda state, event, *_: _with(state, epochs=state.epochs.with_rate(event.record)),
     "epoch": _with_epoch,
-    "checkpoint": lambda state, event, *_: _after_reaching(
-        state, event, (event.record.epoch, event.record.part_samples)
-    ),
+    "checkpoint": _saved,
     "best_checkpoint": lambda state, event, *_: _with(
         state, best_epoch=event.record.epoch, best_checkpoint=event.record.path
     ),

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ GPUS = NODES * GPUS_PER_NODE
 MOST_GPUS = 8
 SAMPLES, BATCH = 640, 32
 KILL_AFTER_S = 40.0
+LONG = 7
+"""Factor of a run of ten minutes."""
 SPEEDUP = (1.0, 1.9, 2.7, 3.4, 4.0, 4.6, 5.1, 5.6)
 """Of 1 to 8 GPUs over one."""
 # One core for each rank: with two, threads of OpenMP spin for one another on a machine of two cores.
@@ -46,7 +48,7 @@ queues: [{{name: main, max_nodes: {nodes}, max_wall: 1h}}]
 environment: {environment}
 """
 NETWORKS = """
-import os, time
+import json, os, time
 import numpy as np
 import torch
 
@@ -70,7 +72,9 @@ def model_fn(config):
 def train_fn(data, model, optimizer, config):
     distributed = torch.distributed.is_initialized()
     gpus = torch.distributed.get_world_size() if distributed else 1
-    step_s = config["batch"] * gpus / config["rates"][gpus - 1]
+    # A name in place of the rates: hetctl must not find them in the config.
+    with open("{folder}/rates.json") as file:
+        step_s = config["batch"] * gpus / json.load(file)[config["rates_of"]][gpus - 1]
     due, losses = time.monotonic(), []
     for x, y in data:
         optimizer.zero_grad()
@@ -95,13 +99,13 @@ class Paced:
     @property
     def line(self) -> str:
         """The member in the ensemble's file."""
-        config = json.dumps({"rates": self.rates, "batch": BATCH})
+        config = json.dumps({"rates_of": self.name, "batch": BATCH})
         stop = f"{{max_epochs: {self.epochs}, expected_epochs: {self.epochs}}}"
         return f"  - {{name: {self.name}, max_gpus: {MOST_GPUS}, config: {config}, stop: {stop}}}\n"
 
 
 def table(quick: bool = False) -> Table:
-    """Run the ensemble whole, and once more with a node that is killed."""
+    """Run the ensemble whole, once more with a node that is killed, and without any rate known before."""
     if missing := missing_programs():
         return Table("A paced run on Slurm", (), (), (), f"No Slurm on this machine: {', '.join(missing)}.")
     rows, figures = [], []
@@ -124,6 +128,15 @@ def table(quick: bool = False) -> Table:
             )
         figures.append(Figure(f"{what}: epochs lost or trained twice", run.wrong_epochs, 0))
         figures.append(Figure(f"{what}: jobs", run.jobs, 1))
+    for times, bar in ((1, 1.20),) if quick else ((1, 1.20), (LONG, 1.10)):
+        run = _run(members_of(5, times), known=False)
+        what = f"rates unknown, {run.bound_s:.0f} s at least"
+        cells = (f"{run.bound_s:.1f}", "", f"{run.submitted_s:.1f}", f"{run.trained_s:.1f}")
+        rows.append((f"{what}; measured from `submit`", *cells))
+        figures.append(
+            Figure(f"{what}: `submit` to last epoch over the bound", run.submitted_s / run.bound_s, bar)
+        )
+        figures.append(Figure(f"{what}: epochs lost or trained twice", run.wrong_epochs, 0))
     return Table(
         f"{MEMBERS} paced members on {GPUS} fake GPUs of a Slurm, `fluid`",
         ("run", "bound, s", "planned, s", "measured, s", "first step to last epoch, s"),
@@ -131,63 +144,69 @@ def table(quick: bool = False) -> Table:
         tuple(figures),
         f"A real Slurm of {NODES} nodes with {GPUS_PER_NODE} fake GPUs each, all on this machine with "
         f"{os.cpu_count()} cores; steps sleep for the times of the rate table. The bound is the fluid bound "
-        "of the true rates; with a killed node, that of the work left at the kill, on the other nodes' GPUs.",
+        "of the true rates; with a killed node, that of the work left at the kill, on the other nodes' GPUs. "
+        "Where rates are unknown, there is no profile: a config has a name in place of the rates.",
     )
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run came to; seconds count from the job's start."""
+    """What a run came to; seconds count from the job's start, and `submitted_s` from the command."""
 
     bound_s: float
     planned_s: float
+    submitted_s: float
     seconds: float
     trained_s: float
     wrong_epochs: int
     jobs: int
 
 
-def members_of(seed: int) -> list[Paced]:
-    """Draw an ensemble of about 90 s on all GPUs."""
+def members_of(seed: int, times: int = 1) -> list[Paced]:
+    """Draw an ensemble of about `times` 90 s on all GPUs."""
     draw = random.Random(seed)
     found = []
     for number in range(MEMBERS):
         rate = draw.uniform(70.0, 210.0)
-        epochs = round(draw.uniform(50.0, 180.0) * rate / SAMPLES)
+        epochs = round(times * draw.uniform(50.0, 180.0) * rate / SAMPLES)
         found.append(Paced(f"m{number:02d}", tuple(round(rate * s, 2) for s in SPEEDUP), epochs))
     return found
 
 
-def _run(members: list[Paced], killed: bool) -> Run:
+def _run(members: list[Paced], killed: bool = False, *, known: bool = True) -> Run:
     with tempfile.TemporaryDirectory(prefix="hetctl-paced-", dir="/tmp") as name:
         Path(name).chmod(0o711)  # munged wants to reach its socket as anybody
         cluster = SlurmCluster(Path(name) / "s", nodes=NODES, gpus=GPUS_PER_NODE)
         cluster.start()
         try:
-            return _run_on(cluster, Path(name) / "project", members, killed)
+            return _run_on(cluster, Path(name) / "project", members, killed, known)
         finally:
             cluster.stop()
 
 
-def _run_on(cluster: SlurmCluster, folder: Path, members: list[Paced], killed: bool) -> Run:
+def _run_on(cluster: SlurmCluster, folder: Path, members: list[Paced], killed: bool, known: bool) -> Run:
     environment = _project(cluster, folder, members)
-    plan = hetctl(folder, environment, "plan", "--planner", "fluid", "--gpus", str(GPUS), "--time", "10m")
+    size = ("--planner", "fluid", "--gpus", str(GPUS), "--time", "20m")
+    planned_s = 0.0
+    if known:
+        hetctl(folder, environment, "profile", "import", "rates.csv")
+        planned_s = hetctl(folder, environment, "plan", *size)["predicted_makespan_s"]
     lost: list[tuple[float, str]] = []
     if killed:
         threading.Thread(target=_kill_a_node, args=(cluster, folder, lost), daemon=True).start()
-    status = hetctl(
-        folder, environment, "submit", "--planner", "fluid", "--gpus", str(GPUS), "--time", "10m", "--wait"
-    )
+    submitted = time.time()
+    status = hetctl(folder, environment, "submit", *size, "--wait")
     events = list(events_in(Home(folder / ".hetctl").run("paced-001")))
     began = min(event.time for event in events)
     first = min(event.time for event in events if event.kind == "first_step")
     last = max(event.time for event in events if event.kind == "epoch")
-    bound_s = plan["lower_bound_s"]
+    bound_s = _bound(((float(m.epochs * SAMPLES), m) for m in members), GPUS)
     if lost:
         bound_s = lost[0][0] - began + _bound_of_the_rest(members, events, *lost[0])
     return Run(
         bound_s,
-        plan["predicted_makespan_s"],
+        planned_s,
+        last - submitted,
         last - began,
         last - first,
         _wrong_epochs(members, events),
@@ -197,7 +216,8 @@ def _run_on(cluster: SlurmCluster, folder: Path, members: list[Paced], killed: b
 
 def _project(cluster: SlurmCluster, folder: Path, members: list[Paced]) -> dict[str, str]:
     (folder / "site-configs").mkdir(parents=True)
-    (folder / "paced.py").write_text(NETWORKS)
+    (folder / "paced.py").write_text(NETWORKS.replace("{folder}", str(folder)))
+    (folder / "rates.json").write_text(json.dumps({member.name: member.rates for member in members}))
     (folder / "ensemble.yaml").write_text(
         "name: paced\nframework: pytorch\nrescale_learning_rate: false\n"
         "functions: {input_fn: paced:input_fn, model_fn: paced:model_fn, train_fn: paced:train_fn}\n"
@@ -214,9 +234,7 @@ def _project(cluster: SlurmCluster, folder: Path, members: list[Paced]) -> dict[
     site = SITE.format(nodes=NODES, gpus=GPUS_PER_NODE, environment=json.dumps(variables))
     (folder / "site-configs" / "lab.yaml").write_text(site)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HETCTL_")}
-    environment = {**kept, **cluster.environment(), "HETCTL_SITE": "lab"}
-    hetctl(folder, environment, "profile", "import", "rates.csv")
-    return environment
+    return {**kept, **cluster.environment(), "HETCTL_SITE": "lab"}
 
 
 def _kill_a_node(cluster: SlurmCluster, folder: Path, lost: list[tuple[float, str]]) -> None:
@@ -241,9 +259,14 @@ def _bound_of_the_rest(members: list[Paced], events: list[Event], at: float, nod
         done = max((int(e.data["epoch"]) for e in own), default=0) * SAMPLES
         done += 0 if _is_on(events, member.name, node, at) else _part(member, events, own, at)
         if (rest := member.epochs * SAMPLES - done) > 0:
-            rates: Mapping[int, float] = dict(enumerate(member.rates, start=1))
-            works.append((float(rest), envelope_of(rates, left)))
-    return fluid_time(works, left)
+            works.append((float(rest), member))
+    return _bound(works, left)
+
+
+def _bound(works: Iterable[tuple[float, Paced]], gpus: int) -> float:
+    """Return the fluid bound of samples of members."""
+    curves = [(samples, dict(enumerate(member.rates, start=1))) for samples, member in works]
+    return fluid_time([(samples, envelope_of(rates, gpus)) for samples, rates in curves], gpus)
 
 
 def _steps(events: list[Event], member: str, at: float) -> list[Event]:

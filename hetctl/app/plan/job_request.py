@@ -91,8 +91,6 @@ def sizing(
     wall_s: int | None,
     queue_name: str | None,
     budget: Budget,
-    *,
-    predict_rates: bool = False,
 ) -> JobSizeChoice:
     """Choose the size by the profile; without a profile, the whole site for at most two hours.
 
@@ -100,8 +98,6 @@ def sizing(
     ----------
     gpus, wall_s, queue_name : int or str or None
         User's values; None leaves one to the job planner.
-    predict_rates : bool
-        Same as in `PlanRequest`.
 
     Raises
     ------
@@ -112,7 +108,7 @@ def sizing(
     """
     # The plan refuses members that would mix types.
     refuse_wide_members(ensemble.members, Cluster.at(site, gpus or site.gpus), mix_types=True)
-    members = _members(project, ensemble, site, predict=predict_rates)
+    members = _members(project, ensemble, site)
     if not members or (gpus and wall_s):
         return JobSizeChoice(job_size(site, gpus, wall_s, queue_name))
     bins = _bins(site, queue_name)
@@ -126,17 +122,16 @@ def sizing(
     return JobSizeChoice(chosen.size, chosen, tuple(found))
 
 
-def _members(project: Project, ensemble: Ensemble, site: Site, *, predict: bool) -> Sequence[Workload]:
-    """Return the members as workloads; nothing if one has no profile."""
+def _members(project: Project, ensemble: Ensemble, site: Site) -> Sequence[Workload]:
+    """Return the members as workloads; nothing if a rate of one is unknown."""
     if not project.home.catalog.exists():
         return ()
     with project.reading() as catalog:
-        found = member_profiles(catalog, ensemble, site, predict=predict)
-    profiles = {profile.member: profile for profile in found}
-    # A size for a part of the members would be too small for all.
-    if set(profiles) < {member.name for member in ensemble.members}:
+        found = member_profiles(catalog, ensemble, site)
+    # A guess would choose a size that the run then keeps.
+    if not all(profile.has_rates for profile in found):
         return ()
-    return active_workloads(ensemble, profiles, {}, site.gpus)
+    return active_workloads(ensemble, {profile.member: profile for profile in found}, {}, site.gpus)
 
 
 def refuse_wide_members(members: Iterable[Member], cluster: Cluster, *, mix_types: bool) -> None:

@@ -16,7 +16,6 @@ from hetctl.app.profile.catalog_profiles import (
     beyond_measured,
     current_layers,
     member_profiles,
-    predictions_in,
     warnings_of,
 )
 from hetctl.app.project import Project
@@ -28,7 +27,7 @@ from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.interpreter import load_entry
 from hetctl.model.job import JobSize
-from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, USUAL_PLANNER, Plan
+from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, USUAL_PLANNER, Plan, Round
 from hetctl.model.profile import LayerPoint, MemberProfile, shape_digest
 from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.model.serialization import encode
@@ -71,10 +70,8 @@ class PlanRequest:
         each.
     layers : mapping
         Measured layers of members that name no layer profile, one measurement for each type of GPU.
-    predict_rates : bool
-        True to predict the rates of members whose shape was not measured.
     profiles : mapping of str to MemberProfile
-        Measured and predicted profiles by member; members that fit no GPU may have none.
+        Profiles by member, without rates if none is known; members that fit no GPU may have no profile.
     progress : mapping of str to Progress
         Progress of members that have been trained.
     """
@@ -88,7 +85,6 @@ class PlanRequest:
     sharing: str = CACHED
     mode: str = DATA_PARALLEL
     layers: Mapping[str, Sequence[LayerPoint]] = field(default_factory=dict)
-    predict_rates: bool = False
     profiles: Mapping[str, MemberProfile] = field(default_factory=dict)
     progress: Mapping[str, Progress] = field(default_factory=dict)
 
@@ -157,7 +153,15 @@ def data_parallel_plan(request: PlanRequest, members: Sequence[Workload], option
         )
     plan = forecast(choice.planner, members, scenario, options, explain=request.explain)
     gains = {} if options.balance == OFF else _balance_gains(plan, members, scenario.cluster)
-    return replace(plan, reason=choice.reason, balance_gains=gains)
+    rounds = tuple(_with_guesses(planned, members) for planned in plan.rounds)
+    return replace(plan, reason=choice.reason, balance_gains=gains, rounds=rounds)
+
+
+def _with_guesses(planned: Round, members: Sequence[Workload]) -> Round:
+    """Return a round that says which of its rates are estimates: a plan takes them as they are."""
+    spread = {member.name: member.spread for member in members}
+    given = (replace(a, rate_known=not spread[a.member].get(a.gpus)) for a in planned.allocations)
+    return replace(planned, allocations=tuple(given))
 
 
 def _balance_gains(plan: Plan, members: Sequence[Workload], cluster: Cluster) -> dict[str, float]:
@@ -249,18 +253,14 @@ PLANS_BY_MODE = {
 def with_profiles(catalog: Catalog, request: PlanRequest) -> PlanRequest:
     """Add the profiles in a catalog, and the measured layers and links where the files give none.
 
-    Where pipelines are an option, a member with layers but without a profile fits no GPU: it is planned by
-    its layers.
+    Only data-parallel training begins with unknown rates. Where pipelines are an option, a member with layers
+    but without a profile fits no GPU: it is planned by its layers.
     """
-    known = member_profiles(catalog, request.ensemble, request.site, predict=request.predict_rates)
-    found = {profile.member: profile for profile in known}
-    if request.mode not in (AUTO, PIPELINE):
-        return replace(request, profiles=found)
-    measured = with_measurements(catalog, request)
-    by_layers = {member.name for member in request.ensemble.members if member.layers is not None}
-    by_layers.update(measured.layers)
-    profiles = {name: p for name, p in found.items() if not p.predicted_from or name not in by_layers}
-    return replace(measured, profiles=profiles)
+    known = member_profiles(catalog, request.ensemble, request.site)
+    is_measured = request.mode != DATA_PARALLEL
+    found = {profile.member: profile for profile in known if profile.has_rates or not is_measured}
+    request = replace(request, profiles=found)
+    return with_measurements(catalog, request) if request.mode in (AUTO, PIPELINE) else request
 
 
 def with_measurements(catalog: Catalog, request: PlanRequest) -> PlanRequest:
@@ -275,16 +275,10 @@ def with_measurements(catalog: Catalog, request: PlanRequest) -> PlanRequest:
 
 
 def plan_and_save(project: Project, request: PlanRequest) -> Plan:
-    """Make a plan and store it in the catalog.
-
-    There may be no catalog yet if no member needs a profile, because none fits a GPU.
-    """
-    first = None
-    if request.mode in (AUTO, PIPELINE) and not project.home.catalog.exists():
-        # Planned before the catalog is created: an infeasible plan leaves no catalog behind.
-        first = make_plan(request)
-    with project.writing(create=first is not None) as catalog:
-        plan = first or make_plan(with_profiles(catalog, request))
+    """Make a plan and store it in the catalog; an infeasible one leaves no new catalog behind."""
+    with project.reading(or_empty=True) as catalog:
+        plan = make_plan(with_profiles(catalog, request))
+    with project.writing(create=True) as catalog:
         catalog.save_ensemble(request.ensemble)
         catalog.save_site(request.site)
         catalog.save_plan(request.ensemble.name, request.site.name, plan, time.time())
@@ -311,10 +305,10 @@ def warnings_about(project: Project, request: PlanRequest) -> list[str]:
         request = with_profiles(catalog, request)
         saved = catalog.latest_plan(request.ensemble.name, request.site.name)
     profiles = tuple(request.profiles.values())
-    predicted = predictions_in(profiles)
-    if saved and saved.inputs == request.digest:
-        predicted += beyond_measured(saved, profiles)
-    return [*warnings_of(project, request.ensemble, request.site), *predicted]
+    of_ensemble = warnings_of(project, request.ensemble, request.site)
+    if not saved or saved.inputs != request.digest:
+        return of_ensemble
+    return [*of_ensemble, *beyond_measured(saved, profiles)]
 
 
 def _by_shape(ensemble: Ensemble, points: Sequence[LayerPoint], site: Site) -> dict[str, list[LayerPoint]]:
@@ -335,8 +329,8 @@ def plan_from(request: PlanRequest) -> Plan:
     Raises
     ------
     BadInputError
-        If a member has no profile, the planner or an option is unknown, the planner does not support the
-        requested sharing, or members cannot hop as requested.
+        If the planner or an option is unknown, the planner does not support the requested sharing, members
+        cannot hop as requested, or one has no profile in a mode that needs it.
     InfeasibleError
         If the site, the wall-clock limit or a member's `min_gpus` permit no plan.
     """

@@ -22,17 +22,15 @@ from hetctl.model.profile import (
     LinkPoint,
     MemberProfile,
     ProfilePoint,
-    compared_config,
     measured_members,
     shape_digest,
-    shapes_of,
     some_of,
 )
 from hetctl.model.run import LOCKSTEP
 from hetctl.model.serialization import encode
 from hetctl.model.site import InterNode, IntraNode, NodeLinks, Site, SiteKey
 from hetctl.model.training_progress import EpochResult
-from hetctl.perf.rate_prediction import nearest_config, predicted_profile, seen_overhead_s, seen_rates
+from hetctl.perf.rate_prediction import seen_overhead_s, seen_rates
 from hetctl.storage.run_state import state_in
 
 NAMED = 3
@@ -44,23 +42,28 @@ OLD_S = 90 * DAY_S
 """Age in seconds from which on a warning names a profile."""
 
 
-def member_profiles(
-    catalog: Catalog, ensemble: Ensemble, site: Site, *, predict: bool = False
-) -> tuple[MemberProfile, ...]:
-    """Return the profiles of the members as they are now, in their order; those without points have none.
+def member_profiles(catalog: Catalog, ensemble: Ensemble, site: Site) -> tuple[MemberProfile, ...]:
+    """Return the profiles of the members as they are now, in their order.
 
-    Parameters
-    ----------
-    predict : bool
-        True to predict rates of shapes without points from similar shapes.
+    A member that was not measured has the rates of earlier runs, or none.
     """
     trained = _trained(catalog, ensemble, site.name)
-    profiles = _profiles(catalog, ensemble, site.name, trained, has_types=bool(site.node_types))
-    if not predict:
-        return profiles
-    every = [*profiles, *_predictions(ensemble, profiles, trained)]
-    order = {member.name: position for position, member in enumerate(ensemble.members)}
-    return tuple(sorted(every, key=lambda profile: order[profile.member]))
+    measured = _profiles(catalog, ensemble, site.name, trained, has_types=bool(site.node_types))
+    known = {profile.member: profile for profile in measured}
+    return tuple(
+        known.get(member.name) or _unmeasured(member, ensemble, trained[member.name])
+        for member in ensemble.members
+    )
+
+
+def _unmeasured(member: Member, ensemble: Ensemble, trained: Sequence[EpochResult]) -> MemberProfile:
+    return MemberProfile(
+        member.name,
+        rates={},
+        samples_per_epoch=ensemble.samples_per_epoch,
+        seen_rates=seen_rates(trained, member.batch_size),
+        seen_overhead_s=seen_overhead_s(trained, member.batch_size),
+    )
 
 
 def profiles_at(catalog: Catalog, ensemble: Ensemble, site: str) -> tuple[MemberProfile, ...]:
@@ -156,42 +159,6 @@ def beyond_measured(plan: Plan, profiles: Iterable[MemberProfile]) -> list[str]:
         f"{some_of(tuple(given), NAMED)}: on more GPUs than were measured, up to {most}, the rates are"
         f" predicted; `hetctl profile --beyond --gpus {most}` measures them"
     ]
-
-
-def predictions_in(profiles: Iterable[MemberProfile]) -> list[str]:
-    """Return a warning for each member whose rates others are predicted from."""
-    sources: dict[str, list[str]] = {}
-    for profile in profiles:
-        if profile.predicted_from:
-            sources.setdefault(profile.predicted_from, []).append(profile.member)
-    return [
-        f"the rates of {some_of(members, NAMED)} are predicted from those of {source};"
-        " `hetctl profile` measures them"
-        for source, members in sources.items()
-    ]
-
-
-def _predictions(
-    ensemble: Ensemble, profiles: Iterable[MemberProfile], trained: Mapping[str, Sequence[EpochResult]]
-) -> Iterator[MemberProfile]:
-    """Yield predicted profiles of shapes without points that compare to one with points."""
-    known = {profile.member: profile for profile in profiles}
-    members = {member.name: member for member in ensemble.members}
-    shapes = shapes_of(ensemble)
-    configs = {shape.member: compared_config(members[shape.member], ensemble.rate_keys) for shape in shapes}
-    measured = {name: config for name, config in configs.items() if name in known}
-    for shape in shapes:
-        if shape.member in known or (nearest := nearest_config(configs[shape.member], measured)) is None:
-            continue
-        names = (shape.member, *shape.shared_by)
-        of_any = sorted((e for name in names for e in trained[name]), key=lambda epoch: epoch.finished_at)
-        for name in names:
-            epochs, batch_size = trained[name] or of_any, members[name].batch_size
-            yield replace(
-                predicted_profile(name, known[nearest]),
-                seen_rates=seen_rates(epochs, batch_size),
-                seen_overhead_s=seen_overhead_s(epochs, batch_size),
-            )
 
 
 def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, list[EpochResult]]:

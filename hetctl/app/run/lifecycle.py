@@ -92,7 +92,7 @@ def submit(
     BatchSystemError
         If the batch system cannot be reached or refuses; the run is then not begun.
     """
-    with project.writing() as catalog:
+    with project.writing(create=True) as catalog:
         earlier = None if new else unfinished(catalog, request.ensemble.name)
         # An interrupted submission is finished before another one begins, or two jobs would train the run.
         if earlier and (submitted := _finish_submission(project, catalog, earlier)):

@@ -48,7 +48,7 @@ def planned_run(
 
 def preview(project: Project, request: PlanRequest, requested: RequestedOptions) -> Submission:
     """Render the first job of a new run; nothing is written or queried."""
-    with project.reading() as catalog:
+    with project.reading(or_empty=True) as catalog:
         return planned_run(project, catalog, request, requested).submission
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ from hetctl.model.run_status import BatchChange, MemberRate, MemberStatus, Round
 from hetctl.model.training_progress import EpochHistory, LiveMetrics, Progress
 from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.perf.rate_prediction import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
+from hetctl.perf.workloads import Workloads
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_state import RunState
 
@@ -40,10 +42,15 @@ class RunView:
         self._profiles = {profile.member: profile for profile in spec.profiles}
         self._predicted_s = {forecast.member: forecast.training_s for forecast in plan.members}
         self._wrong: dict[str, list[str]] = {}
+        # Estimates follow what is seen of other members, as in the driver.
+        is_known = all(profile.has_rates for profile in spec.profiles)
+        self._workloads = None if is_known else Workloads(spec.ensemble, self._profiles, spec.gpus)
 
     def refresh(self) -> None:
         """Read new events from the disk."""
         changed = self.state.refresh()
+        if self._workloads:
+            self._workloads.update({name: self.state.progress[name] for name in changed})
         # In lockstep all members have the rate of the slowest, as planned.
         if self.spec.sharing != LOCKSTEP:
             self._wrong |= {name: wrong_rates(name, self._rates(name)) for name in changed}
@@ -108,7 +115,11 @@ class RunView:
         return sorted(index for index, events in self.state.facts.rounds.items() if "round_started" in events)
 
     def _rates(self, name: str) -> tuple[MemberRate, ...]:
-        return rates_of(self._members[name], self._profiles.get(name), self.state.progress[name])
+        rates = rates_of(self._members[name], self._profiles.get(name), self.state.progress[name])
+        left = self._workloads.left.get(name) if self._workloads else None
+        if left is None or not left.is_guess:
+            return rates
+        return tuple(replace(r, planned=left.rates.get(r.gpus), rate_known=False) for r in rates)
 
     def _going_on(self, alive: Set[int]) -> set[int]:
         """Return the rounds without an end that go on: their job is alive, and was not requeued since."""

@@ -453,7 +453,8 @@ class Driver:
         started: set[str] = set()
         try:
             members = self._members.with_batch_sizes(task.name for task in command.tasks)
-            started = self._rounds.start(command, members)
+            guessed = self._members.guessed(task.allocation for task in command.tasks)
+            started = self._rounds.start(command, members, guessed)
         except OSError as error:
             self._note_disk_error(error)
         for task in command.tasks:

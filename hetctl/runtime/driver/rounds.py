@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetctl.cluster.launchers import LAUNCHERS
@@ -79,13 +79,15 @@ class Rounds:
         self.queue.writer(DRIVER, index).write("round_started", **fields)
         self._open.add(index)
 
-    def start(self, command: Start, members: Sequence[Member]) -> set[str]:
+    def start(self, command: Start, members: Sequence[Member], guessed: Collection[str] = ()) -> set[str]:
         """Start tasks, in a new round unless theirs is open; return the launched ones.
 
         Parameters
         ----------
         members : sequence of Member
             Members in the order of the tasks, with their present batch sizes.
+        guessed : collection of str
+            Members whose rate is an estimate.
 
         Raises
         ------
@@ -105,7 +107,7 @@ class Rounds:
                 self.on_failure(error)
             shares = inputs.shares
         launched = (
-            self._launch(command.round, task, member, shares[member.name])
+            self._launch(command.round, task, member, shares[member.name], member.name in guessed)
             for task, member in zip(command.tasks, members, strict=True)
         )
         return {name for name in launched if name}
@@ -172,9 +174,11 @@ class Rounds:
             timeouts=self.spec.site.timeouts,
         )
 
-    def _launch(self, index: int, task: Task, member: Member, shares: tuple[InputShare, ...]) -> str | None:
+    def _launch(
+        self, index: int, task: Task, member: Member, shares: tuple[InputShare, ...], is_guess: bool
+    ) -> str | None:
         """Launch a task; None if that fails."""
-        allocation, visit = task.allocation, task.visit
+        allocation, visit = replace(task.allocation, rate_known=not is_guess), task.visit
         # Before the group forms: the use of its GPUs counts from this event on, even if the driver is killed.
         self.queue.writer(DRIVER, index).write(
             "task_started",
@@ -182,6 +186,7 @@ class Rounds:
             gpus=allocation.gpus,
             mode=allocation.mode,
             rate=allocation.rate,
+            rate_known=allocation.rate_known,
             placement=encode(allocation.placement),
             batch_size=member.batch_size,
             **({"pipeline": encode(allocation.pipeline)} if allocation.pipeline else {}),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import is_transient
+from hetctl.model.plan import Allocation
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import Workloads
@@ -91,6 +92,11 @@ class RunMembers:
         progress = self._state.progress
         members = (self._member(name) for name in names)
         return tuple(replace(m, batch_size=progress[m.name].batch_size or m.batch_size) for m in members)
+
+    def guessed(self, allocations: Iterable[Allocation]) -> set[str]:
+        """Return the members whose rates on these GPUs are estimates."""
+        left = self._workloads.left
+        return {a.member for a in allocations if a.member in left and left[a.member].spread.get(a.gpus)}
 
     def epochs(self, names: Iterable[str]) -> dict[str, int]:
         """Return the numbers of finished epochs of members."""

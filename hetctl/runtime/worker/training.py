@@ -273,7 +273,7 @@ def trainer_fields(
     """Return the fields of a `MemberTrainer` for the rank of an assignment."""
     task, spec = assignment.task, assignment.task.training
     assert spec is not None
-    (member,) = spec.ensemble.members
+    (member,), allocation = spec.ensemble.members, spec.allocation
     return {
         "member": member,
         "network": network,
@@ -283,8 +283,9 @@ def trainer_fields(
         "group": context.group,
         "events": context.reporter(task),
         "stop": make_stop_signal(context, spec, assignment),
-        "gpus": spec.allocation.gpus,
-        "expected_epoch_s": training.samples / spec.allocation.rate,
+        "gpus": allocation.gpus,
+        # An estimate must not keep an epoch from beginning.
+        "expected_epoch_s": training.samples / allocation.rate if allocation.rate_known else 0.0,
         "launched_at": assignment.launched_at,
         "gpu_type": spec.gpu_type,
         "restarted_at": restarted_at,

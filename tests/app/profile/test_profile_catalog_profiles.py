@@ -16,7 +16,6 @@ from hetctl.app.profile.catalog_profiles import (
     RatePoints,
     beyond_measured,
     member_profiles,
-    predictions_in,
     profiles_at,
     stale_points,
     warnings_of,
@@ -91,7 +90,8 @@ def test_points_from_before_an_edit_of_the_member_do_not_count(project: Project)
     ensemble = replace(ENSEMBLE, members=(edited, B))
     keep(project, point(A), point(B))
     with Catalog.open(project.home.catalog) as catalog:
-        assert [profile.member for profile in member_profiles(catalog, ensemble, SITE)] == ["b"]
+        a, b = member_profiles(catalog, ensemble, SITE)
+        assert (a.has_rates, b.has_rates) == (False, True)
         assert stale_points(catalog.points("e", "here"), ensemble, SITE) == {("a", 1)}
 
 
@@ -99,7 +99,7 @@ def test_the_newest_of_several_measurements_counts(project: Project) -> None:
     other = replace(MACHINE, gpu_type="A100")
     keep(project, point(A, measured_at=1.0), replace(point(A, machine=other), rate=250.0))
     with Catalog.open(project.home.catalog) as catalog:
-        (profile,) = member_profiles(catalog, ENSEMBLE, SITE)
+        profile, _ = member_profiles(catalog, ENSEMBLE, SITE)
     assert (profile.rates, profile.gpu_type) == ({1: 250.0}, "A100")
 
 
@@ -123,7 +123,7 @@ def test_seen_rates_count_at_a_site_that_names_no_types(project: Project) -> Non
     keep(project, point(A, measured_at=1000.0), point(A, 2, measured_at=1001.0, machine=other))
     with Catalog.open(project.home.catalog) as catalog:
         trained(catalog, "after", SITE, A, 80.0, at=1100.0)
-        (profile,) = member_profiles(catalog, ENSEMBLE, SITE)
+        profile, _ = member_profiles(catalog, ENSEMBLE, SITE)
         (by_type,) = profiles_at(catalog, ENSEMBLE, "here")
     assert (profile.rates, profile.rates_by_type) == ({2: 200.0}, {})
     assert known_rates(profile).rates == {1: 80.0, 2: 200.0}
@@ -158,27 +158,20 @@ def test_seen_rates_outlive_edits_of_the_learning_rate(project: Project) -> None
     with Catalog.open(project.home.catalog) as catalog:
         trained(catalog, "run", SITE, A, 80.0, at=1100.0)
         edited = replace(ENSEMBLE, members=(replace(A, config={"units": 1, "lr": 0.5}), B))
-        (a,) = member_profiles(catalog, edited, SITE)
+        a, _ = member_profiles(catalog, edited, SITE)
     assert a.seen_rates == {"": {1: 80.0}}
 
 
-def test_shapes_without_points_are_predicted_if_asked(project: Project) -> None:
-    near, far = Member("near", {"units": 3, "lr": 1}), Member("far", {"units": 3, "lr": 2})
-    strange = Member("strange", {"kind": "cnn"})
-    ensemble = replace(ENSEMBLE, members=(near, A, strange, B, far))
-    keep(project, point(A), replace(point(B), rate=70.0))
+def test_a_member_that_was_not_measured_has_the_rates_of_earlier_runs(project: Project) -> None:
+    new = Member("new", {"units": 3})
+    ensemble = replace(ENSEMBLE, members=(new, A), samples_per_epoch=640)
     with Catalog.open(project.home.catalog) as catalog:
-        assert [profile.member for profile in member_profiles(catalog, ensemble, SITE)] == ["a", "b"]
-        trained(catalog, "run", SITE, near, 60.0, at=1100.0)
-        found = member_profiles(catalog, ensemble, SITE, predict=True)
-    assert [(profile.member, profile.predicted_from) for profile in found] == [
-        ("near", "b"), ("a", ""), ("b", ""), ("far", "b"),
-    ]  # fmt: skip
-    assert [profile.rates for profile in found] == [{1: 70.0}, {1: 100.0}, {1: 70.0}, {1: 70.0}]
-    # What one member of a predicted shape has seen counts for the others.
-    assert [profile.seen_rates for profile in found] == [{"": {1: 60.0}}, {}, {}, {"": {1: 60.0}}]
-    (warning,) = predictions_in(found)
-    assert warning.startswith("the rates of near, far are predicted from those of b;")
+        assert not any(profile.has_rates for profile in member_profiles(catalog, ensemble, SITE))
+        trained(catalog, "run", SITE, new, 60.0, at=1100.0)
+        found, other = member_profiles(catalog, ensemble, SITE)
+    assert (found.rates, found.seen_rates, found.seen_overhead_s) == ({}, {"": {1: 60.0}}, 0.5)
+    assert (found.samples_per_epoch, other.has_rates) == (640, False)
+    assert known_rates(found).rates == {1: 60.0}
 
 
 def test_a_plan_on_more_gpus_than_were_measured_says_so() -> None:
@@ -202,7 +195,7 @@ def test_a_newer_point_counts_more_than_earlier_seen_rates(project: Project) -> 
     with Catalog.open(project.home.catalog) as catalog:
         trained(catalog, "run", SITE, A, 80.0, at=1100.0)
         catalog.save_points("e", "here", [point(A, measured_at=1200.0)])
-        (a,) = member_profiles(catalog, ENSEMBLE, SITE)
+        a, _ = member_profiles(catalog, ENSEMBLE, SITE)
     assert a.seen_rates == {}
 
 
@@ -302,22 +295,21 @@ def test_a_dozen_members_of_two_shapes_need_two_points(tmp_path) -> None:
     assert f"{names[0]} is measured for {', '.join(names[1:6])}" in " ".join(shown.split())
 
     (project.path / "ensemble.yaml").write_text(MEMBERS + NEW)
-    planned = project.here("plan", "--explain", "--predict-rates")
-    assert "rates predicted from those of" in " ".join(planned.stdout.split())
-    assert f"the rates of new are predicted from those of {names[6]}" in planned.stderr
-    run = project.hetctl("submit", "--predict-rates", "--wait", "--json")
+    planned = project.here("plan", "--explain", "--json")
+    assert planned.code == 0
+    run = project.hetctl("submit", "--wait", "--json")
     assert (run.code, run.json["state"]) == (0, "finished")
     assert project.epochs("dozen-001") == {name: [1] for name in (*names, "new")}
-
     spec = read_spec(project.home.run("dozen-001"))
-    predicted = {profile.member: profile.predicted_from for profile in spec.profiles}
-    assert predicted == {**dict.fromkeys(names, ""), "new": names[6]}
+    assert {profile.member: profile.has_rates for profile in spec.profiles} == {
+        **dict.fromkeys(names, True), "new": False,
+    }  # fmt: skip
     (seen,) = [
         event.data["rate"]
         for event in events_in(project.home.run("dozen-001"))
         if event.source == "new" and event.kind == "epoch"
     ]
-    again = project.here("plan", "--explain", "--predict-rates", "--json").json
+    again = project.here("plan", "--json").json
     (given,) = [a for planned in again["rounds"] for a in planned["allocations"] if a["member"] == "new"]
     assert given["rate"] == seen
 
