@@ -91,8 +91,8 @@ FORMS: Mapping[str, type] = {
     # A trial without a loss has failed.
     REPORT: _form(member=str, number=int, epochs=int, loss=(float | None, None)),
     SEARCH_ENDED: _form(reason=str),
-    "converged": _form(reason=str),
-    "stopped": _form(reason=str, part_samples=(int, 0)),
+    "converged": _form(reason=str, duration_s=(float, 0.0)),
+    "stopped": _form(reason=str, part_samples=(int, 0), duration_s=(float, 0.0)),
     # A member or a measurement failed; the reason is the value of an `ExitReason`.
     "failed": _form(error=str, reason=(str | None, None), peak_memory_bytes=(int | None, None)),
     "point": ProfilePoint,

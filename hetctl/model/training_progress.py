@@ -120,10 +120,12 @@ class Progress:
         last checkpoint; None: not known yet.
     peak_memory_bytes : int
         Peak memory of rank 0 in its first steps, in bytes; 0: not known yet.
-    restarts_s : tuple of float
-        Seconds to the first step of its newest starts on ranks that had trained before.
+    script_s : float
+        Seconds for which its command has run in all starts whose end it has seen.
     withheld : str or None
         `PAUSED` or `CANCELLED` if the user does not want it to train.
+    restarts_s : tuple of float
+        Seconds to the first step of its newest starts on ranks that had trained before.
     """
 
     member: str
@@ -145,8 +147,9 @@ class Progress:
     evaluate_s: float | None = None
     checkpoint_s: float | None = None
     peak_memory_bytes: int = 0
-    restarts_s: tuple[float, ...] = ()
+    script_s: float = 0.0
     withheld: str | None = None
+    restarts_s: tuple[float, ...] = ()
 
     @property
     def active(self) -> bool:

@@ -71,6 +71,7 @@ class Workloads:
         self._shapes = prior_shapes()
         self._levels: Mapping[str, Level] = {}
         self._epoch = USUAL_EPOCH
+        self._scripts_s: dict[str, float] = {}
 
     def update(self, changed: Mapping[str, Progress]) -> None:
         """Update the progress of members."""
@@ -81,6 +82,9 @@ class Workloads:
         self._progress |= changed
         news = [name for name in changed if self._has_news(name)]
         outdated = {*changed, *self._forecast.update(changed), *self._mates_of(news)}
+        if ended := {name: changed[name].script_s for name in changed if self._ended_unreported(name)}:
+            self._scripts_s |= ended
+            outdated.update(name for name in self._whole if self._reports_nothing(name))
         if news and self._learn():
             outdated.update(name for name in self._whole if self._is_estimate(name))
         for name in outdated:
@@ -137,6 +141,17 @@ class Workloads:
                     found[gpus].append(rate)
         return {gpus: statistics.median(rates) for gpus, rates in found.items()} | own
 
+    def _reports_nothing(self, name: str) -> bool:
+        """Return true if a member is a command of which nothing is known but when it began."""
+        known = self._known[name]
+        return bool(self._members[name].command) and not (
+            usable_rates(known.rates) or known.samples or self._progress[name].epochs
+        )
+
+    def _ended_unreported(self, name: str) -> bool:
+        progress = self._progress[name]
+        return bool(progress.converged and progress.script_s) and self._reports_nothing(name)
+
     def _is_estimate(self, name: str) -> bool:
         known = self._known[name]
         return bool(self._whole[name].spread) or not (known.samples or known.samples_per_epoch)
@@ -176,6 +191,11 @@ class Workloads:
             self._whole[name] = self._untrained(member, known)
         whole = self._whole[name]
         left, remarks = _samples_left(member, known, progress, self._forecast.epochs.get(name))
+        if self._scripts_s and self._reports_nothing(name):
+            script_s = statistics.median(self._scripts_s.values())
+            # Its rate is a guess, so that its samples only stand for this time.
+            left = max(script_s - progress.script_s, 0.1 * script_s) * whole.least_rate
+            notes, remarks = (), (f"as long as commands that have ended: {script_s:.0f} s",)
         # For a member that was never restarted, the last restarts of other members are used.
         restarts_s = progress.restarts_s or self._restarts_s
         restart_s = statistics.median(restarts_s) if restarts_s else None

@@ -214,7 +214,12 @@ def _changes_by_task_end(state: MemberFold, event: Event, member: Member, retrie
 def _converged(state: MemberFold, event: Event, member: Member, _retries: int) -> MemberFold:
     rule = member.stop
     reason = rule.still_converged(event.record.reason, partial(state.epochs.values, rule.metric))
-    return _with(state, converged=reason)
+    return _with(state, converged=reason, script_s=state.progress.script_s + event.record.duration_s)
+
+
+def _stopped(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
+    stopped, script_s = event.record, state.progress.script_s
+    return _with(state, part_samples=stopped.part_samples, script_s=script_s + stopped.duration_s)
 
 
 def _after_start(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
@@ -319,6 +324,6 @@ _STEPS: Mapping[str, Step] = {
         state, best_epoch=event.record.epoch, best_checkpoint=event.record.path
     ),
     "converged": _converged,
-    "stopped": lambda state, event, *_: _with(state, part_samples=event.record.part_samples),
+    "stopped": _stopped,
     "failed": lambda state, event, *_: with_fields(state, error=event.record.error),
 }

@@ -260,3 +260,18 @@ def test_a_member_that_does_not_change_is_not_looked_at_again() -> None:
     workloads.update({"a": progress("a", epochs=1)})
     assert workloads.left["b"] is before["b"]
     assert workloads.left["a"].samples_left < before["a"].samples_left
+
+
+def test_a_command_that_reports_nothing_takes_as_long_as_those_that_have_ended() -> None:
+    scripts = [Member(name, command=("run", name), max_gpus=1) for name in "abc"]
+    workloads = Workloads(ensemble(*scripts), {}, 4)
+    workloads.update({name: progress(name) for name in "abc"})
+    guess, *others = (w.samples_left / w.least_rate for w in workloads.left.values())
+    assert others == [guess, guess]
+    workloads.update({"a": Progress("a", converged="exit code 0", script_s=50.0)})
+    workloads.update({"b": Progress("b", script_s=20.0)})
+    assert [w.samples_left / w.least_rate for w in workloads.left.values()] == pytest.approx([30.0, 50.0])
+    assert {w.notes[-1] for w in workloads.left.values()} == {"as long as commands that have ended: 50 s"}
+    # One that takes longer is not done.
+    workloads.update({"b": Progress("b", script_s=500.0)})
+    assert workloads.left["b"].samples_left > 0

@@ -256,6 +256,12 @@ def test_part_of_an_epoch_counts_until_the_epoch_is_finished():
     assert fold(epoch("a", 1), stopped, epoch("a", 2))["a"].part_samples == 0
 
 
+def test_the_time_of_a_command_adds_up():
+    starts = [event("a", "stopped", reason="deadline", duration_s=5.0) for _ in range(2)]
+    done = event("a", "converged", reason="exit code 0", duration_s=2.5)
+    assert fold(*starts, done)["a"].script_s == 12.5
+
+
 def test_members_that_are_not_in_the_ensemble_are_passed_over():
     assert fold(epoch("stranger", 1), ended("stranger")) == fold()
 

@@ -346,13 +346,15 @@ class CommandRun:
 
     def report_end(self, events: EventWriter) -> None:
         """Write the last event of the member in this round."""
+        duration_s = time.time() - self.process.began_at
         if self.converged:
-            events.write("converged", reason=self.converged)
+            events.write("converged", reason=self.converged, duration_s=duration_s)
         elif self.process.stopping:
             reason = self.stop.reason or self._heard.get(STOP)
-            events.write("stopped", reason=reason, part_samples=0)
+            events.write("stopped", reason=reason, part_samples=0, duration_s=duration_s)
         else:
-            events.write("converged", reason="its command has ended with exit code 0")
+            reason = "its command has ended with exit code 0"
+            events.write("converged", reason=reason, duration_s=duration_s)
 
     def _is_over(self) -> bool:
         if self.group.rank == 0:
