@@ -7,6 +7,7 @@ import statistics
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.profile import MemberProfile, compared_config, shapes_of
@@ -17,6 +18,8 @@ from hetctl.perf.convergence import ConvergenceForecast
 from hetctl.perf.rate_extrapolation import learned, prior_shapes, rate_curve, usable_rates
 from hetctl.perf.rate_prediction import USUAL_LEVEL, Level, estimated_levels, known_rates
 
+LEARNED = ("startup_s", "checkpoint_s")
+"""Times of members that were not profiled, which their training shows."""
 RECENT_RESTARTS = 9
 """Number of newest restarts of all members that predict the first restart of another one."""
 
@@ -62,6 +65,7 @@ class Workloads:
         self._forecast = ConvergenceForecast(ensemble.members)
         self._progress: dict[str, Progress] = {}
         self._restarts_s: deque[float] = deque(maxlen=RECENT_RESTARTS)
+        self._times_s: dict[str, deque[float]] = {time: deque(maxlen=RECENT_RESTARTS) for time in LEARNED}
         self._known: dict[str, MemberProfile] = {}
         self._whole: dict[str, Workload] = {}
         self.left: dict[str, Workload] = {}
@@ -79,6 +83,10 @@ class Workloads:
             before = self._progress.get(name)
             if progress.restarts_s and (before is None or progress.restarts_s != before.restarts_s):
                 self._restarts_s.append(progress.restarts_s[-1])
+            for time, newest in self._times_s.items():
+                seconds = getattr(progress, time)
+                if seconds is not None and seconds != getattr(before, time, None):
+                    newest.append(seconds)
         self._progress |= changed
         news = [name for name in changed if self._has_news(name)]
         outdated = {*changed, *self._forecast.update(changed), *self._mates_of(news)}
@@ -110,7 +118,11 @@ class Workloads:
     def _shares(self, name: str) -> bool:
         """Return true if rates of members of its shape count as a member's own."""
         profile = self._profiles.get(name)
-        return profile is None or bool(profile.predicted_from) or not usable_rates(profile.rates)
+        return self._is_unmeasured(name) or (profile is not None and bool(profile.predicted_from))
+
+    def _is_unmeasured(self, name: str) -> bool:
+        profile = self._profiles.get(name)
+        return profile is None or not usable_rates(profile.rates)
 
     def _profile_of(self, name: str) -> MemberProfile:
         """Return what is known of a member, in training too."""
@@ -199,7 +211,19 @@ class Workloads:
         # For a member that was never restarted, the last restarts of other members are used.
         restarts_s = progress.restarts_s or self._restarts_s
         restart_s = statistics.median(restarts_s) if restarts_s else None
-        return replace(whole, samples_left=left, notes=whole.notes + notes + remarks, restart_s=restart_s)
+        times = self._learned_times(progress) if self._is_unmeasured(name) else {}
+        return replace(
+            whole, samples_left=left, notes=whole.notes + notes + remarks, restart_s=restart_s, **times
+        )
+
+    def _learned_times(self, progress: Progress) -> dict[str, Any]:
+        """Return the times that training has shown, of this member or, before it has any, of the others."""
+        own = {time: getattr(progress, time) for time in LEARNED}
+        return {
+            time: statistics.median(newest) if own[time] is None else own[time]
+            for time, newest in self._times_s.items()
+            if newest
+        }
 
     def _untrained(self, member: Member, known: MemberProfile) -> Workload:
         """Return a member with the rates known so far, before its remaining work is determined."""
@@ -230,7 +254,8 @@ class Workloads:
             evaluate_s=known.evaluate_s,
             checkpoint_s=known.checkpoint_s,
             epoch_s=known.epoch_s,
-            save_s=_save_s(member, known, curve.rates),
+            # A checkpoint that training has shown was written beside it.
+            save_s=0.0 if self._is_unmeasured(member.name) else _save_s(member, known, curve.rates),
             notes=(*notes, *curve.notes),
         )
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.profile import MemberProfile
-from hetctl.model.training_progress import EpochResult, Progress
+from hetctl.model.training_progress import EpochHistory, EpochResult, Progress, TimedRate
 from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
 from hetctl.perf.workloads import Workloads, active_workloads
 
@@ -275,3 +275,13 @@ def test_a_command_that_reports_nothing_takes_as_long_as_those_that_have_ended()
     # One that takes longer is not done.
     workloads.update({"b": Progress("b", script_s=500.0)})
     assert workloads.left["b"].samples_left > 0
+
+
+def test_members_without_a_profile_learn_times_from_training() -> None:
+    whole = ensemble(member("a"), member("b"), member("c"))
+    workloads = Workloads(whole, {"c": profile("c", startup_s=9.0)}, 4)
+    workloads.update({name: progress(name) for name in "abc"})
+    timed = EpochHistory().with_rate(TimedRate(50.0, 1, whole.members[0].batch_size, None, 0.04))
+    workloads.update({"a": Progress("a", timed, startup_s=4.0, checkpoint_s=1.0)})
+    found = [(w.startup_s, w.checkpoint_s) for w in workloads.left.values()]
+    assert found == [(4.0, 1.0), (4.0, 1.0), (9.0, 0.0)]

@@ -142,7 +142,6 @@ class Driver:
         # On a full disk the driver goes on, to stop its trainers.
         self._queue = EventQueue(folder.events, self._note_disk_error)
         self._trouble: DiskTrouble | None = None
-        self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
         self._members = RunMembers(
             *(folder, self._spec, self._rank_pool.gpus, self._rank_pool.take_written),
             *(self._open_search(), self._note_disk_error),
@@ -464,7 +463,7 @@ class Driver:
     def _stop(self, command: Stop) -> None:
         for name, running in self._scheduler.running.items():
             if running.round == command.round and command.member in (None, name):
-                busy_s = 0.0 if command.at_once else self._busy_s.get(name, 0.0)
+                busy_s = 0.0 if command.at_once else self._members.busy_s(name)
                 self._rank_pool.stop(name, command.reason, busy_s)
 
     def _end_job(self, command: EndJob) -> None:

@@ -116,8 +116,14 @@ class RunMembers:
         return self._trials.planned_like(name) if self._trials else name
 
     def peak_memory(self, name: str) -> int:
-        """Return the member's peak of memory in its profile, in bytes; 0 if it is unknown."""
-        return self._profiles[name].peak_memory_bytes
+        """Return the member's peak of memory in its profile or in training, in bytes; 0 if it is unknown."""
+        return self._profiles[name].peak_memory_bytes or self._state.progress[name].peak_memory_bytes
+
+    def busy_s(self, name: str) -> float:
+        """Return the seconds in which a member may not notice a stop; 0 if they are unknown."""
+        profile, seen = self._profiles[name], self._state.progress[name]
+        profiled_s = profile.startup_s + profile.evaluate_s + profile.checkpoint_s
+        return profiled_s or sum(filter(None, (seen.startup_s, seen.evaluate_s, seen.checkpoint_s)))
 
     def used_up(self) -> str | None:
         """Return the limit of the run's budget that is reached; None if none is."""
