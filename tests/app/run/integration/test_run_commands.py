@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 
@@ -149,6 +150,32 @@ def test_a_command_that_does_not_exist_is_named(tmp_path):
     done = submitted(project, "--retries", "0")
     reason = done.json["members"][0]["reason"]
     assert (done.code, "program 'pyhton' of the command cannot be started: No such" in reason) == (5, True)
+
+
+STRANGER = f"""\
+name: own
+command: {sys.executable} stranger.py --out_dir={{checkpoint_dir}} --harm={{harm}}
+ranks: none
+preload: decimal
+resume: {{checkpoint: ckpt.txt, options: --init_from=resume}}
+members:
+  - grid: {{name: a, over: {{harm: ["", yes]}}}}
+"""
+
+
+def test_a_script_that_knows_nothing_of_hetctl_is_resumed_without_a_profile(tmp_path):
+    project = new_project(tmp_path / "project", STRANGER, environment={"HETCTL_SITE": "local"})
+    shutil.copy(TINY / "stranger.py", project.path)
+    done = submitted(project)
+    assert (done.code, [member["state"] for member in done.json["members"]]) == (0, ["converged"] * 2), done
+    starts = {
+        name: re.findall("(.*) at step (.*)", project.home.run(RUN).log_of(name).read_text())
+        for name in ("a-harm-", "a-harm-yes")
+    }
+    assert starts == {
+        "a-harm-": [("scratch", "0")],
+        "a-harm-yes": [("scratch", "0"), ("resume", "4")],
+    }
 
 
 def test_garbage_among_the_reports_is_ignored(tmp_path):
