@@ -18,11 +18,14 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    text,
     update,
 )
 from sqlalchemy.dialects import sqlite
 
 from hetctl.catalog.database import back_up, is_backup_due, open_database, open_to_read, translate_db_errors
+from hetctl.catalog.run_index import RUNS as LISTED
+from hetctl.catalog.run_index import ListedRun
 from hetctl.catalog.schema import (
     ENSEMBLES,
     JOBS,
@@ -288,9 +291,8 @@ class Catalog:
             _write_record(connection, self.home.run(spec.run))
 
     def remove_run(self, run: str) -> None:
-        """Remove a run before any of its jobs has started."""
+        """Remove a run; `remove_files` then removes its files."""
         with self._write() as connection:
-            self.home.run(run).record.unlink(missing_ok=True)
             connection.execute(delete(JOBS).where(JOBS.c.run == run))
             connection.execute(delete(RUNS).where(RUNS.c.name == run))
 
@@ -309,6 +311,10 @@ class Catalog:
         newest = select(RUNS).where(RUNS.c.ensemble == ensemble)
         row = self._first(newest.order_by(RUNS.c.created_at.desc(), RUNS.c.id.desc()).limit(1))
         return decode(RunRecord, row) if row else None
+
+    def listed_runs(self) -> list[ListedRun]:
+        """Return all runs without their specifications, which may be large, the oldest first."""
+        return [ListedRun(*row.values()) for row in self._rows(text(LISTED))]
 
     def run_names(self) -> list[str]:
         """Return the names of all runs, the oldest first."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hetctl.cli.options import this_project
+from hetctl.cli.options import run_argument, this_project
 from hetctl.cli.output import json_option, show, write_text
 from hetctl.cli.parameter_types import OutputFile
 
@@ -21,7 +21,7 @@ def hopper_command() -> None:
 
 
 @hopper_command.command("trace")
-@click.argument("run", required=False)
+@run_argument
 @click.option(
     "-o",
     "--output",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hetctl.cli.options import this_project
+from hetctl.cli.options import run_argument, this_project
 from hetctl.cli.output import json_option, show
 from hetctl.model.errors import HetctlError
 
@@ -19,7 +19,7 @@ def pipeline_command() -> None:
 
 
 @pipeline_command.command("check")
-@click.argument("run", required=False)
+@run_argument
 @json_option
 def check(run: str | None) -> None:
     """Compare the staleness of the weights that minibatches of RUN (default: the newest) met with its bounds.

@@ -1,4 +1,4 @@
-"""Commands of a project: ``init``, ``partition``, ``catalog`` and ``schema``."""
+"""Commands of a project: ``init``, ``partition``, ``catalog``, ``schema`` and ``completion``."""
 
 from __future__ import annotations
 
@@ -119,3 +119,19 @@ def schema_command(kind: str) -> None:
 
     schemas = {"ensemble": ensemble_schema, "site": site_schema}
     click.echo(json.dumps(schemas[kind](), indent=2))
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion_command(context: click.Context, /, shell: str) -> None:
+    """Print the script with which a shell completes commands, options, runs, members and sites.
+
+    \b
+    Example: hetctl completion bash > ~/.local/share/bash-completion/completions/hetctl
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(context.find_root().command, {}, "hetctl", "_HETCTL_COMPLETE").source())

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hetctl.cli.completions import complete_members
 from hetctl.cli.options import (
     ensemble_option,
     given_options,
     mode_options,
     plan_request,
     planner_options,
+    run_argument,
     sharing_option,
     site_options,
     this_project,
@@ -242,7 +244,7 @@ def render_command(ensemble: str | None, run: str, **options: Any) -> None:
 
 
 @click.command("advance")
-@click.argument("run", required=False)
+@run_argument
 @click.option("--after-job", metavar="N", type=int, help="Go on after job N, which calls this at its end.")
 @click.option(
     "--queue-next-after",
@@ -276,7 +278,7 @@ def advance_command(run: str | None, after_job: int | None, queue_next_after: in
 
 
 @click.command("status")
-@click.argument("run", required=False)
+@run_argument
 @click.option("--watch", is_flag=True, help="Update the display until the run ends.")
 @json_option
 def status_command(run: str | None, watch: bool) -> None:
@@ -297,7 +299,7 @@ def status_command(run: str | None, watch: bool) -> None:
 
 
 @click.command("cancel")
-@click.argument("names", metavar="[RUN] [MEMBER]...", nargs=-1)
+@click.argument("names", metavar="[RUN] [MEMBER]...", nargs=-1, shell_complete=complete_members)
 @json_option
 def cancel_command(names: tuple[str, ...]) -> None:
     """Cancel the jobs of RUN (default: the newest), or stop training some of its members for good.
@@ -320,7 +322,7 @@ def cancel_command(names: tuple[str, ...]) -> None:
 
 
 @click.command("pause")
-@click.argument("names", metavar="[RUN] MEMBER...", nargs=-1, required=True)
+@click.argument("names", metavar="[RUN] MEMBER...", nargs=-1, required=True, shell_complete=complete_members)
 @json_option
 def pause_command(names: tuple[str, ...]) -> None:
     """Pause members of RUN (default: the newest): they leave their GPUs with a checkpoint.
@@ -332,7 +334,7 @@ def pause_command(names: tuple[str, ...]) -> None:
 
 
 @click.command("resume")
-@click.argument("names", metavar="[RUN] MEMBER...", nargs=-1, required=True)
+@click.argument("names", metavar="[RUN] MEMBER...", nargs=-1, required=True, shell_complete=complete_members)
 @json_option
 def resume_command(names: tuple[str, ...]) -> None:
     """Train paused or cancelled members of RUN (default: the newest) again, from their checkpoints.
@@ -344,7 +346,7 @@ def resume_command(names: tuple[str, ...]) -> None:
 
 
 @click.command("retry")
-@click.argument("names", metavar="[RUN] MEMBER...", nargs=-1, required=True)
+@click.argument("names", metavar="[RUN] MEMBER...", nargs=-1, required=True, shell_complete=complete_members)
 @json_option
 def retry_command(names: tuple[str, ...]) -> None:
     """Train failed members of RUN (default: the newest) again; their failures count anew.
@@ -364,7 +366,7 @@ def _request(names: Sequence[str], want: str) -> None:
 
 
 @click.command("report")
-@click.argument("run", required=False)
+@run_argument
 @click.option(
     "-o",
     "--output",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from hetctl.cli.options import this_project
+from hetctl.cli.options import run_argument, this_project
 from hetctl.cli.output import json_option, show, write_text
 from hetctl.cli.parameter_types import OutputFile
 
@@ -24,7 +24,7 @@ def search_command() -> None:
 
 
 @search_command.command("show")
-@click.argument("run", required=False)
+@run_argument
 @click.option(
     "--best",
     metavar="N",
@@ -48,7 +48,7 @@ def show_trials(run: str | None, best: int) -> None:
 
 
 @search_command.command("export")
-@click.argument("run", required=False)
+@run_argument
 @click.option(
     "--output",
     "-o",

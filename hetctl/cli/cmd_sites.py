@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from hetctl.cli.completions import complete_sites
 from hetctl.cli.options import this_project
 from hetctl.cli.output import as_json, json_option, show
 from hetctl.model.training_settings import FRAMEWORKS
@@ -36,7 +37,7 @@ def list_() -> None:
 
 
 @sites_command.command("show")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_sites)
 @json_option
 def show_site(name: str) -> None:
     """Show every key of site NAME with its value, and the file and line that it comes from.
@@ -52,7 +53,7 @@ def show_site(name: str) -> None:
 
 
 @sites_command.command("check")
-@click.argument("site")
+@click.argument("site", shell_complete=complete_sites)
 @json_option
 def check(site: str) -> None:
     """Check that SITE, a name or a file, is valid and that typical jobs can be rendered for it.

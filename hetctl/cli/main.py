@@ -34,16 +34,22 @@ COMMANDS = {
     "submit": ("cmd_run", "Start a run, or continue the newest one."),
     "advance": ("cmd_run", "Submit a run's next job."),
     "status": ("cmd_run", "Show the progress of a run."),
+    "runs": ("cmd_runs", "List all runs of the project."),
+    "logs": ("cmd_runs", "Print or follow the log of a member or job."),
+    "explain": ("cmd_runs", "Explain why a member waits, has its GPUs, failed or is done."),
+    "compare": ("cmd_runs", "Show what differs between runs, and their results."),
     "search": ("cmd_search", "Show or export the trials of a search."),
     "cancel": ("cmd_run", "Cancel a run, or some of its members; checkpoints are kept."),
     "pause": ("cmd_run", "Take members out of training for some time."),
     "resume": ("cmd_run", "Train paused or cancelled members again."),
     "retry": ("cmd_run", "Train failed members again."),
+    "rm": ("cmd_runs", "Remove runs with their logs and checkpoints."),
     "catalog": ("cmd_project", "Make the catalog anew from the files of runs and profiles."),
     "report": ("cmd_run", "Write an HTML page about a run: Gantt chart and learning curves."),
     "sites": ("cmd_sites", "List the known sites, show one, or check a site file."),
     "doctor": ("cmd_sites", "Check a site and report what to fix."),
     "schema": ("cmd_project", "Print the JSON Schema of ensemble or site files."),
+    "completion": ("cmd_project", "Print the script that completes commands and names in a shell."),
 }
 """Module of each command, and its line in the help."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from hetctl.cli.completions import complete_runs, complete_sites
 from hetctl.cli.parameter_types import duration, seconds
 from hetctl.model.combinations import features_of, refuse_conflicts
 from hetctl.model.errors import BadInputError
@@ -66,6 +67,8 @@ def _together(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     return decorate
 
 
+run_argument = click.argument("run", required=False, shell_complete=complete_runs)
+"""Argument for a run; by default the newest."""
 ensemble_option = click.option(
     "-e",
     "--ensemble",
@@ -78,6 +81,7 @@ site_option = click.option(
     "--site",
     metavar="NAME|FILE",
     envvar="HETCTL_SITE",
+    shell_complete=complete_sites,
     help="Use this site: a name, or a file.  [default: the site of this machine]",
 )
 site_options = _together(

@@ -171,6 +171,7 @@ class RunReason(enum.Enum):
     DRIVER_STARTED = "the driver of a job has started"
     JOB_WAITS = "a job waits, or its driver has not started yet"
     JOB_IN_SUBMISSION = "its job is being submitted, or that was cut short"
+    REMOVED = "`hetctl rm` removes it"
     NO_JOB = "its jobs have ended, and the next one is not submitted yet"
 
 
@@ -204,6 +205,7 @@ RUN_TRANSITIONS = (
     RunRule(UNDER_WAY, RunReason.PAUSED, STOPPED),
     RunRule((*UNDER_WAY, *RESUMABLE), RunReason.CANCELLED, CANCELLED),
     RunRule((*UNDER_WAY, *RESUMABLE, *ENDED), RunReason.CONTINUED, QUEUED),
+    RunRule((*RESUMABLE, *ENDED), RunReason.REMOVED, None),
     RunRule(UNDER_WAY, RunReason.DRIVER_STARTED, RUNNING),
     RunRule(UNDER_WAY, RunReason.JOB_WAITS, QUEUED),
     RunRule(UNDER_WAY, RunReason.JOB_IN_SUBMISSION, IN_DOUBT),
@@ -255,9 +257,9 @@ def run_after(before: str | None, reason: RunReason) -> str:
     return after
 
 
-def check_run_removal(state: str) -> None:
-    """Raise ValueError unless a run in this state may be removed from the catalog."""
-    if (state, RunReason.REFUSED) not in RUN_AFTER:
+def check_run_removal(state: str, reason: RunReason) -> None:
+    """Raise ValueError unless a run in this state may be removed from the catalog for a reason."""
+    if RUN_AFTER.get((state, reason), state) is not None:
         raise ValueError(f"a run that is {state} is not to be removed")
 
 

@@ -110,6 +110,9 @@ class RunFolder:
     state = Below("state.jsonl")
     """Snapshot of the state derived from the events: a cache from which readers continue."""
 
+    results = Below("results.jsonl")
+    """Results of the run and of its members at the end of its last job: a cache for commands on many runs."""
+
     lease = Below("driver.lease")
     """Driver that trains the run, or was the last to do so; touched while it trains."""
 
@@ -210,3 +213,9 @@ class Home:
 
     checkpoints = Below("checkpoints")
     """Folder of all checkpoints."""
+
+    removing = Below("removing")
+    """Folder of runs whose removal has begun."""
+
+    removed = Below("removed")
+    """Folder of empty files with the names of runs that were removed."""

@@ -64,7 +64,8 @@ def test_every_reason_has_one_transition():
 
 
 def test_a_run_that_ended_can_only_continue():
-    assert {reason for before, reason in RUN_AFTER if before in ENDED} == {RunReason.CONTINUED}
+    reasons = {reason for before, reason in RUN_AFTER if before in ENDED}
+    assert reasons == {RunReason.CONTINUED, RunReason.REMOVED}
 
 
 def test_a_job_has_no_transition_if_and_only_if_it_is_over():
@@ -88,7 +89,7 @@ def test_a_transition_of_a_run_is_in_the_table_or_an_error(state, reason):
 def test_a_walk_of_a_run_stays_in_the_table_until_it_ends(reasons):
     state = run_after(None, RunReason.BEGUN)
     for reason in reasons:
-        if (state, reason) in RUN_AFTER and reason is not RunReason.REFUSED:
+        if (state, reason) in RUN_AFTER and reason not in (RunReason.REFUSED, RunReason.REMOVED):
             assert state not in ENDED or reason is RunReason.CONTINUED
             state = run_after(state, reason)
     assert state in STATES
@@ -104,12 +105,14 @@ def test_a_transition_of_a_job_is_in_the_table_or_an_error(before, after):
 
 
 @given(run_states)
-def test_only_a_run_in_its_first_submission_is_removed(state):
-    if state == "queued":
-        check_run_removal(state)
-    else:
-        with pytest.raises(ValueError, match="not to be removed"):
-            check_run_removal(state)
+def test_only_a_run_that_was_refused_or_does_not_go_on_is_removed(state):
+    may = {RunReason.REFUSED: ("queued",), RunReason.REMOVED: (*RESUMABLE, *ENDED)}
+    for reason in RunReason:
+        if state in may.get(reason, ()):
+            check_run_removal(state, reason)
+        else:
+            with pytest.raises(ValueError, match="not to be removed"):
+                check_run_removal(state, reason)
 
 
 @given(job_states)

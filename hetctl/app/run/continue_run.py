@@ -179,7 +179,7 @@ def continued(
     ------
     BadInputError
         If anything differs that a run keeps, with a line for each difference, or if modules were edited and
-        none are chosen, or if a new member has no profile.
+        none are chosen.
     InfeasibleError
         If no queue accepts the size of the jobs, or no progress is possible in them.
     """
@@ -212,7 +212,7 @@ def continued(
     return now, changes
 
 
-def plan_of_rest(project: Project, catalog: Catalog, spec: RunSpec) -> Plan:
+def plan_of_rest(project: Project, catalog: Catalog, spec: RunSpec, *, explain: bool = False) -> Plan:
     """Plan the work that a run has left, as its next job will.
 
     Raises
@@ -223,6 +223,7 @@ def plan_of_rest(project: Project, catalog: Catalog, spec: RunSpec) -> Plan:
     size = job_size(spec.site, spec.gpus, spec.wall_s, spec.queue)
     request = PlanRequest(
         *(spec.ensemble, spec.site, size, spec.planner, spec.options),
+        explain=explain,
         sharing=spec.sharing,
         mode=_planning_mode(spec),
         profiles={profile.member: profile for profile in spec.profiles},
@@ -252,7 +253,7 @@ def has_work(folder: RunFolder, spec: RunSpec, now: RunSpec) -> bool:
 
 
 def _with_profiles(catalog: Catalog, spec: RunSpec) -> RunSpec:
-    """Return a specification with the profiles of its new members, as far as they were measured."""
+    """Return a specification with the profiles of its new members."""
     known = {profile.member for profile in spec.profiles}
     if known >= {member.name for member in spec.ensemble.members}:
         return spec

@@ -246,7 +246,10 @@ def _refuse_under_way(run: str, jobs: Sequence[Job]) -> None:
 
 
 def _record_continued(project: Project, catalog: Catalog, spec: RunSpec) -> None:
-    keep_modules(spec, project.home.run(spec.run))
+    folder = project.home.run(spec.run)
+    keep_modules(spec, folder)
+    # They were judged by the stop rules so far.
+    folder.results.unlink(missing_ok=True)
     _save(project, catalog, spec)
     _note(catalog, spec.run, RunReason.CONTINUED, "continued")
 

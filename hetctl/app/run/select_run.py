@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hetctl.app.project import Project
-from hetctl.catalog.catalog import Catalog, RunRecord
+from hetctl.catalog.run_index import listed_runs
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import ENDED, UNDER_WAY, Job, JobState
+from hetctl.model.profile import some_of
+from hetctl.storage.paths import RunFolder
+
+if TYPE_CHECKING:
+    from hetctl.catalog.catalog import Catalog, RunRecord
+
+MOST_NAMED = 20
+"""Runs that a message names."""
 
 
 def record_of(catalog: Catalog, run: str | None) -> RunRecord:
@@ -18,15 +27,39 @@ def record_of(catalog: Catalog, run: str | None) -> RunRecord:
     BadInputError
         If there is no such run.
     """
-    names = catalog.run_names()
-    record = catalog.run(run or names[-1]) if names else None
-    if record is None and names:
-        raise BadInputError(
-            f"no run {run!r} in the catalog, which has: {', '.join(names)}", "name one of these"
-        )
-    if record is None:
-        raise BadInputError("there is no run in the catalog", "start one with `hetctl submit`")
+    record = catalog.run(_name_among(catalog.run_names(), run))
+    assert record is not None
     return record
+
+
+def named_run(project: Project, run: str | None) -> RunFolder:
+    """Return a run's folder, by default that of the newest; its specification is not read.
+
+    Raises
+    ------
+    BadInputError
+        If there is no such run, or its folder is gone.
+    """
+    project.require_catalog()
+    names = [each.name for each in listed_runs(project.home.catalog)]
+    folder = project.home.run(_name_among(names, run))
+    if not folder.spec.exists():
+        raise BadInputError(f"the folder {folder.path} of run {folder.name} is gone", "name another run")
+    return folder
+
+
+def is_name(run: str) -> bool:
+    """Return true if a text may be the name of a run or member, and no path."""
+    return "/" not in run and run not in ("", ".", "..")
+
+
+def _name_among(names: Sequence[str], run: str | None) -> str:
+    if not names:
+        raise BadInputError("there is no run in the catalog", "start one with `hetctl submit`")
+    if run is not None and run not in names:
+        shown = some_of(names[::-1], MOST_NAMED)
+        raise BadInputError(f"no run {run!r} in the catalog, which has: {shown}", "name one of these")
+    return run or names[-1]
 
 
 def require_folder(project: Project, record: RunRecord, jobs: Sequence[Job]) -> None:

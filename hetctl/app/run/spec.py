@@ -113,7 +113,8 @@ def new_spec(
     if requested.replay:
         check_replay(requested.replay, ensemble, request.mode)
     # A crash may have left a folder without an entry; and no run may find the checkpoints of another.
-    folders = (*project.home.runs.glob("*"), *project.home.checkpoints.glob("*"))
+    home = project.home
+    folders = (*home.runs.glob("*"), *home.checkpoints.glob("*"), *home.removed.glob("*"))
     taken = {*catalog.run_names(), *(path.name for path in folders)}
     numbers = range(1, len(taken) + 2)
     run = next(name for n in numbers if (name := f"{ensemble.name}-{n:03d}") not in taken)

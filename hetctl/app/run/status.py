@@ -21,10 +21,12 @@ from hetctl.model.hops import HopStatus, worker_named
 from hetctl.model.interpreter import frozen_afterwards
 from hetctl.model.job import ENDED, STALLED, STOPPED, UNDER_WAY, Job, JobState, RunReason, run_after
 from hetctl.model.plan import HOPPER
+from hetctl.model.run_results import RunSummary
 from hetctl.model.run_status import RunStatus, foremost
 from hetctl.model.searches import SearchStatus
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_files import read_live_metrics
+from hetctl.storage.run_results import summary_of
 from hetctl.storage.stage_fold import StageLog
 from hetctl.storage.visit_fold import VisitLog
 from hetctl.storage.visit_totals import totals_of
@@ -87,6 +89,12 @@ class RunWatch:
     def silent(self) -> bool:
         """True if the batch system did not answer the last query."""
         return bool(self._answer[1])
+
+    @property
+    def summary(self) -> RunSummary:
+        """Results of the run as a whole by the last poll."""
+        assert self._view is not None
+        return summary_of(self._view.state, self._view.spec.ensemble)
 
     def poll(self, most: int | None = None) -> RunStatus:
         """Return the present status, of at most `most` members or, by default, of all."""

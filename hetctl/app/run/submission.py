@@ -8,7 +8,6 @@ batch system has is adopted; any other is submitted.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,12 +25,13 @@ from hetctl.cluster.launchers import LaunchSpec
 from hetctl.cluster.launchers.agents import agents_step, hop_lines, packing_lines, round_prefix, sets_by_step
 from hetctl.cluster.render import JobScript, render_job, submit_command
 from hetctl.model.errors import BatchSystemError
-from hetctl.model.job import Job, JobState, check_job_removal, check_run_removal, moved
+from hetctl.model.job import Job, JobState, RunReason, check_job_removal, check_run_removal, moved
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, Allocation, Placement, Plan
 from hetctl.model.run import RunSpec
 from hetctl.model.site import NODES, Cluster, Node
 from hetctl.storage.atomic_io import write_private
 from hetctl.storage.paths import RunFolder
+from hetctl.storage.removal import remove_files
 from hetctl.storage.run_files import read_claim, write_spec
 
 
@@ -343,6 +343,7 @@ def _forget(project: Project, catalog: Catalog, run: str, jobs: Sequence[Job]) -
         check_job_removal(jobs[-1].state)
         catalog.remove_job(run, jobs[-1].number)
     else:
-        check_run_removal(record_of(catalog, run).state)
+        check_run_removal(record_of(catalog, run).state, RunReason.REFUSED)
         catalog.remove_run(run)
-        shutil.rmtree(project.home.run(run).path, ignore_errors=True)
+        with suppress(OSError):
+            remove_files(project.home, run)

@@ -23,7 +23,7 @@ from hetctl.runtime.driver.classify_exit import DESCRIPTIONS, exit_reason_of, wi
 from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
 from hetctl.runtime.driver.rank_group import RankGroup
 from hetctl.runtime.driver.rank_pool import RankPool
-from hetctl.runtime.job_logs import log_line
+from hetctl.runtime.job_logs import length_of, log_line
 from hetctl.runtime.worker.messages import (
     RUN_COMMAND,
     STAGE,
@@ -189,6 +189,7 @@ class Rounds:
             rate_known=allocation.rate_known,
             placement=encode(allocation.placement),
             batch_size=member.batch_size,
+            log_start=length_of(self.folder.log_of(member.name)),
             **({"pipeline": encode(allocation.pipeline)} if allocation.pipeline else {}),
         )
         training = replace(self._training(index, allocation, member, shares), visit=visit)

@@ -17,6 +17,7 @@ from hetctl.scheduling.job_scheduler import ObservedMembers, RunningTask
 from hetctl.scheduling.planners.base import RunningMember
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENT
+from hetctl.storage.run_results import keep_results, results_of
 from hetctl.storage.run_state import RunState
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class RunMembers:
         on_failure: Callable[[OSError], None] = lambda _: None,
     ) -> None:
         self._on_failure, self._budget = on_failure, spec.budget
+        self._folder, self._ensemble = folder, spec.ensemble
         self._planned = {profile.member: profile for profile in spec.profiles}
         self._trials = trials
         self._profiles = {profile.member: profile for profile in spec.profiles}
@@ -78,9 +80,12 @@ class RunMembers:
         return self._state.usage.next_round
 
     def keep(self) -> None:
-        """Save a snapshot with which later readers start; OSError if the disk is full."""
+        """Save a snapshot for later readers, and results at the end of a job; OSError if the disk is full."""
         self._refresh()
         self._state.keep()
+        jobs = self._state.facts.jobs
+        if jobs and jobs[-1].kind == "job_ended":
+            keep_results(self._folder, results_of(self._state, self._ensemble))
 
     def workloads(self) -> Mapping[str, Workload]:
         """Return the work left of all members after finished epochs and checkpoints."""

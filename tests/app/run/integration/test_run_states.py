@@ -19,8 +19,10 @@ from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.job import (
     BETWEEN_JOBS,
+    ENDED,
     IN_DOUBT,
     JOB_REASONS,
+    RESUMABLE,
     RUN_AFTER,
     SUPERSEDED_EXIT,
     Job,
@@ -200,6 +202,19 @@ def a_run_that_gets_more_epochs(story):
     file = story.project.path / "ensemble.yaml"
     file.write_text(file.read_text().replace("max_epochs: 4", "max_epochs: 5"))
     assert story.does("submit") == story.shown == "queued"
+
+
+def runs_that_are_removed(story):
+    for state in (*RESUMABLE, *ENDED):
+        begun(story)
+        story.does("rm", RUN, "--yes", code=6)
+        story.job_ends()
+        story.is_stored(state)
+        story.does("rm", RUN, "--yes")
+        story.does("status", code=2)
+        # The name would not be used again.
+        shutil.rmtree(story.project.home.removed)
+        story.batch.names.clear()
 
 
 def a_run_with_a_member_that_fails(story):
@@ -428,6 +443,7 @@ STORIES = (
     a_run_from_job_to_job_until_all_converge,
     a_run_that_is_found_finished_while_it_runs,
     a_run_that_gets_more_epochs,
+    runs_that_are_removed,
     a_run_with_a_member_that_fails,
     a_run_that_ends_with_a_paused_member,
     a_run_whose_failed_member_is_tried_again,

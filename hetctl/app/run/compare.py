@@ -1,0 +1,96 @@
+"""Runs beside each other: what differs in their input, and their results by member."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hetctl.app.project import Project
+from hetctl.app.run.run_list import runs_of
+from hetctl.app.run.select_run import named_run
+from hetctl.model.run_results import Difference, RunComparison
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.run_files import read_spec
+from hetctl.storage.run_results import known_results, results_of
+from hetctl.storage.run_state import state_in
+
+OF_RUN = ("planner", "options", "sharing", "mode", "gpus", "queue", "wall_s", "retries", "modules")
+"""Keys of a run that are compared."""
+NOT_OF_ENSEMBLE = ("members", "name", "folder", "search")
+
+
+def compare_runs(project: Project, names: Sequence[str]) -> RunComparison:
+    """Compare runs.
+
+    Raises
+    ------
+    BadInputError
+        If there is no such run, or its folder is gone.
+    """
+    folders = [named_run(project, name) for name in dict.fromkeys(names)]
+    lines = {line.run: line for line in runs_of(project, {folder.name for folder in folders})}
+    # Decoding the specifications of large runs takes longer than all else.
+    specs = [json.loads(folder.spec.read_bytes()) for folder in folders]
+    results = [_results(folder) for folder in folders]
+    return RunComparison(
+        runs=tuple(lines[folder.name] for folder in folders),
+        differences=tuple(differences_of(specs)),
+        members={
+            name: tuple(of_run.get(name) for of_run in results)
+            for name in dict.fromkeys(name for of_run in results for name in of_run)
+        },
+    )
+
+
+def _results(folder: RunFolder) -> Mapping[str, Any]:
+    found = known_results(folder)
+    if found is None:
+        spec = read_spec(folder)
+        found = results_of(state_in(folder, spec), spec.ensemble)
+    return {member.member: member for member in found.members}
+
+
+def differences_of(specs: Sequence[Mapping[str, Any]]) -> Iterator[Difference]:
+    """Yield the keys that differ between the specifications of runs, as in their files.
+
+    Equal differences of several members are combined.
+    """
+    tables = [dict(_of_run(spec)) for spec in specs]
+    for key, values in _differing(tables):
+        yield Difference(key, (), values)
+    members = [{member["name"]: member for member in spec["ensemble"]["members"]} for spec in specs]
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in members[0]:
+        found = [of_run.get(name) for of_run in members]
+        # Most members are equal.
+        if None in found or all(one == found[0] for one in found):
+            continue
+        for key, values in _differing([dict(_flat(one or {})) for one in found]):
+            groups[json.dumps([key, values])].append(name)
+    for text, names in groups.items():
+        key, values = json.loads(text)
+        yield Difference(key, tuple(names), tuple(values))
+
+
+def _of_run(spec: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    yield "site", spec["site"]["name"]
+    yield from _flat({key: spec.get(key) for key in OF_RUN})
+    ensemble = spec["ensemble"]
+    yield from _flat({key: value for key, value in ensemble.items() if key not in NOT_OF_ENSEMBLE})
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def _differing(tables: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    for key in dict.fromkeys(key for table in tables for key in table):
+        values = tuple(table.get(key) for table in tables)
+        if any(value != values[0] for value in values):
+            yield key, values

@@ -1,0 +1,144 @@
+"""Explanation of a member's state from the run's events, its retries, and a plan of the work that is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hetctl.app.log_tail import tail_of
+from hetctl.app.project import Project
+from hetctl.app.run.continue_run import plan_of_rest
+from hetctl.app.run.select_run import record_of
+from hetctl.app.run.status import run_status
+from hetctl.app.run.view import TRAINING
+from hetctl.catalog.catalog import RunRecord
+from hetctl.model.ensemble import Member
+from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.events import DRIVER, Event, ExitReason
+from hetctl.model.job import CANCELLED, RUNNING, STALLED, STOPPED, UNDER_WAY
+from hetctl.model.plan import DATA_PARALLEL
+from hetctl.model.run_results import Explanation
+from hetctl.model.run_status import RunStatus
+from hetctl.model.training_progress import EpochHistory, Progress
+from hetctl.storage.event_files import read_events
+from hetctl.storage.run_state import RunState, state_in
+
+MOST_ENDS = 3
+"""Last ends of tasks that are told."""
+GO_ON = {
+    CANCELLED: "`hetctl submit` continues the run",
+    STOPPED: "`hetctl submit` grants the budget anew and continues the run",
+    STALLED: "correct the cause; then `hetctl submit` continues the run",
+}
+"""Next step by the state of a run that does not go on by itself."""
+
+
+def explain_member(project: Project, run: str | None, name: str) -> Explanation:
+    """Explain the state of a member of a run, by default the newest.
+
+    Raises
+    ------
+    BadInputError
+        If the run or the member does not exist, or the trial has not begun.
+    """
+    status = run_status(project, run, 0)
+    if name not in status.states:
+        raise BadInputError(
+            f"run {status.run} has no member {name!r}", f"`hetctl status {status.run}` shows its members"
+        )
+    with project.reading() as catalog:
+        record = record_of(catalog, status.run)
+    folder, spec = project.home.run(status.run), record.spec
+    state, member = state_in(folder, spec), spec.ensemble.member(name)
+    shown, progress = status.states[name], state.progress[name]
+    ends = [
+        event
+        for event in read_events(folder.events_of(DRIVER), {"task_ended"})
+        if event.record.member == name and event.record.reason is not ExitReason.FINISHED
+    ]
+    tasks = _tasks(state, name, shown, spec.site.device)
+    reasons = [*_outcome(member, progress), *tasks, *_run(status, shown)]
+    if shown in (TRAINING, "waiting") and status.state in UNDER_WAY:
+        reasons += _planned(project, record, name)
+    reasons += _failures(progress, spec.retries, ends)
+    return Explanation(
+        *(status.run, name, shown, tuple(reasons)),
+        log_tail=tail_of(folder.log_of(name), progress.failed or "") if ends else (),
+        log=str(folder.log_of(name)),
+        next_step=_next_step(status, name, shown, ends),
+    )
+
+
+def _outcome(member: Member, progress: Progress) -> Iterator[str]:
+    if progress.failed:
+        yield f"it failed: {progress.failed}"
+    if progress.converged:
+        yield f"its stop rule is met: {progress.converged}"
+    rule, epochs = member.objective, EpochHistory.of(progress.epochs)
+    best = epochs.best(rule.metric, rule.mode)
+    shown = "" if best is None else f", best {rule.metric} {best:.4g}"
+    yield f"it has {progress.last_epoch} of at most {progress.asked or member.stop.max_epochs} epochs{shown}"
+    if progress.batch_size:
+        yield f"it has run out of memory, and trains with a batch of {progress.batch_size} per GPU since"
+
+
+def _tasks(state: RunState, name: str, shown: str, device: str) -> Iterator[str]:
+    rounds = state.tasks_of(name)
+    if not rounds:
+        yield "it has not trained yet"
+        return
+    index = max(rounds)
+    task = rounds[index][-1]
+    nodes = ", ".join(f"{place['node']}:{'+'.join(map(str, place['gpus']))}" for place in task.placement)
+    verb = "has" if shown == TRAINING else "last had"
+    word = "slot" if device == "slot" else "GPU"
+    yield f"it {verb} {task.gpus} {word}{'s' * (task.gpus != 1)} in round {index}: {nodes}"
+
+
+def _run(status: RunStatus, shown: str) -> Iterator[str]:
+    if shown in (TRAINING, "waiting") and status.state != RUNNING:
+        yield f"its run is {status.state}: {status.reason}"
+
+
+def _planned(project: Project, record: RunRecord, name: str) -> Iterator[str]:
+    """Yield the planner's reason for a member, if it were asked now about all that is left to train."""
+    spec = record.spec
+    if spec.phases != (DATA_PARALLEL,):
+        return
+    try:
+        with project.reading() as catalog:
+            plan = plan_of_rest(project, catalog, spec, explain=True)
+    except HetctlError as error:
+        yield f"no plan of the rest can be made: {error.message}"
+        return
+    first = plan.rounds[0] if plan.rounds else None
+    if first and name in first.reasons:
+        yield f"planner {plan.planner}, asked now about all that is left: {first.reasons[name]}"
+    begins = next((each for each in plan.rounds if name in {a.member for a in each.allocations}), None)
+    if begins and begins.start_s:
+        yield f"by that plan it starts {begins.start_s:,.0f} s after the first ones"
+
+
+def _failures(progress: Progress, retries: int, ends: Sequence[Event]) -> Iterator[str]:
+    if progress.failures:
+        yield f"{progress.failures} failures of its own count since its last new epoch; {retries} are free"
+    for event in ends[-MOST_ENDS:]:
+        record: Any = event.record
+        yield f"round {event.round} ended with {record.reason.value}: {record.description}"
+
+
+def _next_step(status: RunStatus, name: str, shown: str, ends: Sequence[Event]) -> str:
+    log = f"`hetctl logs {status.run} {name}` shows its log"
+    if shown == "failed":
+        if ends and ends[-1].record.reason is ExitReason.OUT_OF_MEMORY:
+            return (
+                "give it a smaller batch_size, or a min_batch_size; `hetctl submit --new` starts another run"
+            )
+        return f"{log}; `hetctl retry {status.run} {name}` trains it again"
+    if shown in ("paused", "cancelled"):
+        return f"`hetctl resume {status.run} {name}` trains it again"
+    if shown == "converged":
+        return "a larger max_epochs or patience, or another target, in the ensemble file lets it train on"
+    if shown == TRAINING:
+        return f"`hetctl logs {status.run} {name} -f` follows it"
+    return GO_ON.get(status.state, "")

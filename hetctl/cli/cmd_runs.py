@@ -1,0 +1,166 @@
+"""Commands on runs that are there: ``runs``, ``logs``, ``compare``, ``explain`` and ``rm``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import click
+
+from hetctl.cli.completions import complete_members, complete_runs
+from hetctl.cli.options import this_project
+from hetctl.cli.output import as_json, console, json_option, show
+from hetctl.model.errors import BadInputError
+
+
+@click.command("runs")
+@json_option
+def runs_command() -> None:
+    """List all runs of the project, the newest first.
+
+    \b
+    Example: hetctl runs
+    """
+    from hetctl.app.run.run_list import runs_of
+    from hetctl.reports.run_tables import runs_table
+
+    lines = runs_of(this_project())
+    show({"runs": lines}, lambda: runs_table(lines))
+
+
+@click.command("logs")
+@click.argument("names", metavar="[RUN] [MEMBER]", nargs=-1, shell_complete=complete_members)
+@click.option(
+    "-f", "--follow", is_flag=True, help="Print what is appended, over rounds and jobs, until the run ends."
+)
+@click.option(
+    "-n", "--lines", metavar="LINES", type=click.IntRange(min=0), help="Begin with the last LINES lines."
+)
+@click.option("--round", "index", metavar="N", type=click.IntRange(min=0), help="Print the log of round N.")
+@click.option("--all", "every", is_flag=True, help="Print the log of all rounds.")
+@click.option(
+    "--driver", "job", metavar="N", type=click.IntRange(min=0), help="Print the log of job N and its driver."
+)
+@json_option
+def logs_command(
+    names: tuple[str, ...],
+    follow: bool,
+    lines: int | None,
+    index: int | None,
+    every: bool,
+    job: int | None,
+) -> None:
+    """Print the log of MEMBER in its newest round, or list the logs of RUN (default: the newest).
+
+    \b
+    Example: hetctl logs digits-001 cnn -f
+    """
+    from hetctl.app.run.logs import appended, job_log, length_of, logs_of, member_log, text_of
+
+    project = this_project()
+    run, member = _run_and_member(names)
+    if sum((follow, index is not None, as_json())) > 1 and follow:
+        raise click.UsageError("-f goes with neither --round nor --json")
+    if member is None and job is None:
+        if follow or lines is not None or index is not None or every:
+            raise click.UsageError("name a MEMBER, or a job by --driver")
+        from hetctl.reports.run_tables import logs_table
+
+        found = logs_of(project, run)
+        show(found, lambda: logs_table(found))
+        return
+    if member is not None and job is not None:
+        raise click.UsageError("--driver goes with no MEMBER")
+    if member is not None:
+        part = member_log(project, run, member, index, every=every)
+    else:
+        part = job_log(project, run, job or 0)
+    end = length_of(part)
+    part = part if part.end is not None else replace(part, end=end)
+    if as_json():
+        fields = {"run": part.run, "member": member, "job": job, "round": part.round, "path": str(part.path)}
+        show({**fields, "lines": "".join(text_of(part, lines)).splitlines()}, lambda: None)
+        return
+    for text in text_of(part, lines):
+        click.echo(text, nl=False)
+    for text in appended(project, part, end) if follow else ():
+        click.echo(text, nl=False)
+
+
+def _run_and_member(names: tuple[str, ...]) -> tuple[str | None, str | None]:
+    """Return the run and the member; a single name is that of a run if there is one."""
+    from hetctl.app.run.select_run import is_name
+
+    for name in names:
+        if not is_name(name):
+            raise BadInputError(f"{name!r} is the name of no run and of no member", "give names, not paths")
+    if len(names) > 2:
+        raise click.UsageError("at most RUN and MEMBER")
+    if len(names) == 1 and not this_project().home.run(names[0]).spec.exists():
+        return None, names[0]
+    run, member = (*names, None, None)[:2]
+    return run, member
+
+
+@click.command("compare")
+@click.argument("runs", metavar="RUN RUN..", nargs=-1, required=True, shell_complete=complete_runs)
+@json_option
+def compare_command(runs: tuple[str, ...]) -> None:
+    """Show runs beside each other: what differs in their input, and the results of their members.
+
+    \b
+    Example: hetctl compare digits-001 digits-002
+    """
+    from hetctl.app.run.compare import compare_runs
+    from hetctl.reports.run_tables import comparison_tables
+
+    if len({*runs}) < 2:
+        raise click.UsageError("name two runs or more")
+    compared = compare_runs(this_project(), runs)
+    show(compared, lambda: comparison_tables(compared))
+
+
+@click.command("explain")
+@click.argument("names", metavar="[RUN] MEMBER", nargs=-1, required=True, shell_complete=complete_members)
+@json_option
+def explain_command(names: tuple[str, ...]) -> None:
+    """Explain why MEMBER of RUN (default: the newest) waits, has its GPUs, failed or is done.
+
+    \b
+    Example: hetctl explain digits-001 cnn
+    """
+    from hetctl.app.run.explain import explain_member
+    from hetctl.reports.run_tables import explanation_section
+
+    run, member = _run_and_member(names)
+    if member is None:
+        raise click.UsageError("name a MEMBER")
+    found = explain_member(this_project(), run, member)
+    show(found, lambda: explanation_section(found))
+
+
+@click.command("rm")
+@click.argument("runs", metavar="RUN..", nargs=-1, required=True, shell_complete=complete_runs)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def rm_command(runs: tuple[str, ...], yes: bool) -> None:
+    """Remove runs with their logs and checkpoints, after showing their sizes; what was profiled stays.
+
+    \b
+    Example: hetctl rm digits-001 digits-002
+    """
+    from hetctl.app.run.remove_run import removals, remove_runs
+    from hetctl.reports.run_tables import removals_table
+    from hetctl.reports.units import format_bytes
+
+    project = this_project()
+    if not yes and (as_json() or not sys.stdin.isatty()):
+        raise click.UsageError("nobody can be asked here: --yes removes without a question")
+    if not yes:
+        console().print(removals_table(removals(project, runs)))
+        if not click.confirm("remove this for good?"):
+            click.echo("nothing was removed")
+            return
+    removed = remove_runs(project, runs)
+    freed = format_bytes(sum(one.folder_bytes + one.checkpoint_bytes for one in removed))
+    show({"removed": removed}, lambda: f"removed {', '.join(one.run for one in removed)}: {freed}")

@@ -1,0 +1,156 @@
+"""Tables of runs: a list of all, their logs, their sizes, several beside each other, and an explanation."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.text import Text
+
+from hetctl.model.profile import some_of
+from hetctl.model.run_results import (
+    Explanation,
+    LogFile,
+    MemberResult,
+    Removal,
+    RunComparison,
+    RunLine,
+    RunLogs,
+)
+from hetctl.model.run_status import MOST_MEMBERS
+from hetctl.reports.sections import Note, Section
+from hetctl.reports.status_table import STYLES
+from hetctl.reports.units import NONE, format_bytes, format_metric, format_seconds
+
+MOST_NAMED, MOST_DIFFERENCES, MOST_COMPARED, LONGEST = 2, 50, 50, 60
+"""Limits: members of a difference, differences, compared members, and characters of a value."""
+
+
+def runs_table(runs: Sequence[RunLine]) -> Section:
+    """Return a table of runs."""
+    rows = [
+        (
+            *(run.run, run.ensemble, run.site, Text(run.state, STYLES.get(run.state, "yellow"))),
+            *(_members(run), _best(run), _time(run.results.began_at if run.results else None)),
+            NONE if run.gpu_hours is None else f"{run.gpu_hours:,.2f}",
+        )
+        for run in runs
+    ]
+    headers = ("run", "ensemble", "site", "state", "members", "best", "started", ">GPU-hours")
+    gone = [run.run for run in runs if run.results is None]
+    notes = [(f"the folder of {some_of(gone, MOST_NAMED)} is gone", "yellow")] if gone else []
+    return Section(headers=headers, rows=rows, fold=("run", "best"), notes=notes, gap=0)
+
+
+def _members(run: RunLine) -> str:
+    if run.results is None:
+        return NONE
+    failed = f", {run.results.failed} failed" if run.results.failed else ""
+    return f"{run.results.converged}/{run.results.members}{failed}"
+
+
+def _best(run: RunLine) -> str:
+    if run.results is None or run.results.best is None:
+        return NONE
+    return f"{run.results.metric} {format_metric(run.results.best)} ({run.results.member})"
+
+
+def _time(seconds: float | None) -> str:
+    return NONE if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def logs_table(logs: RunLogs) -> list[Section]:
+    """Return tables of the logs of jobs and members."""
+    shown = logs.members[:MOST_MEMBERS]
+    rest = len(logs.members) - len(shown)
+    notes: list[Note] = [(f"and {rest:,} more members, which `--json` has", "dim")] if rest else []
+    notes += [(f"show one with: hetctl logs {logs.run} MEMBER, or --driver N", "")]
+    return [
+        Section(
+            f"run {logs.run}", headers=("log", ">size", "written", "path"), rows=_rows(logs.jobs), fold="path"
+        ),
+        Section(headers=("member", ">size", "written", "path"), rows=_rows(shown), fold="path", notes=notes),
+    ]
+
+
+def _rows(logs: Sequence[LogFile]) -> list[tuple[str, str, str, str]]:
+    return [(log.name, format_bytes(log.bytes), _time(log.written_at), log.path) for log in logs]
+
+
+def removals_table(removals: Sequence[Removal]) -> Section:
+    """Return a table of what is to be removed."""
+    rows = [
+        (
+            *(one.run, one.state or NONE, format_bytes(one.folder_bytes), format_bytes(one.checkpoint_bytes)),
+            format_bytes(one.folder_bytes + one.checkpoint_bytes),
+        )
+        for one in removals
+    ]
+    return Section(headers=("run", "state", ">events, logs", ">checkpoints", ">together"), rows=rows)
+
+
+def comparison_tables(compared: RunComparison) -> list[Section]:
+    """Return tables of what differs between runs, and of their results by member."""
+    names = tuple(run.run for run in compared.runs)
+    shown = compared.differences[:MOST_DIFFERENCES]
+    rest = len(compared.differences) - len(shown)
+    differences = [
+        (
+            one.key + (f" of {some_of(one.members, MOST_NAMED)}" if one.members else ""),
+            *map(_value, one.values),
+        )
+        for one in shown
+    ]
+    members = list(compared.members.items())
+    more = len(members) - MOST_COMPARED
+    columns = (">best", ">at\nepoch", ">epochs", ">time", ">GPU-h")
+    headers = ("member", "run", *columns)
+    rows = [row for name, results in members[:MOST_COMPARED] for row in _results(name, names, results)]
+    return [
+        runs_table(compared.runs),
+        Section(
+            "\nWhat differs" if differences else "\nNo key differs",
+            headers=("key", *names) if differences else (),
+            rows=differences,
+            fold=("key", *names),
+            notes=[(f"and {rest:,} more, which `--json` has", "dim")] if rest else [],
+        ),
+        Section(
+            "\nMembers",
+            headers=headers,
+            rows=rows,
+            fold="member",
+            notes=[(f"and {more:,} more members, which `--json` has", "dim")] if more > 0 else [],
+        ),
+    ]
+
+
+def _results(
+    member: str, runs: Sequence[str], results: Sequence[MemberResult | None]
+) -> Iterator[tuple[str, ...]]:
+    for number, (run, result) in enumerate(zip(runs, results, strict=True)):
+        name = "" if number else member
+        if result is None:
+            yield (name, run, *[NONE] * 5)
+            continue
+        epoch = NONE if result.epoch is None else str(result.epoch)
+        best = NONE if result.best is None else f"{result.metric} {format_metric(result.best)}"
+        times = (format_seconds(result.seconds), f"{result.gpu_seconds / 3600:,.3f}")
+        yield (name, run, best, epoch, str(result.epochs), *times)
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return NONE
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def explanation_section(one: Explanation) -> Section:
+    """Return the explanation of a member's state."""
+    notes: list[Note] = [(f"- {reason}", "") for reason in one.reasons]
+    notes += [(f"next: {one.next_step}", "bold")] if one.next_step else []
+    notes += [(f"log: {one.log}", "dim")] if one.log_tail else []
+    return Section(f"{one.member} of run {one.run} is {one.state}", notes=notes, log=one.log_tail)
