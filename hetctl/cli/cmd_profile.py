@@ -71,7 +71,15 @@ SCRATCH = (
     help="Measure also on twice, four times, .. as many GPUs as usual, up to --gpus, where a member may be"
     " faster than on fewer.",
 )
+@click.option(
+    "--all",
+    "every",
+    is_flag=True,
+    help="Measure every number of GPUs up to two nodes, also where the rate cannot change the plan.",
+)
 @click.option("--force", is_flag=True, help="Measure known points again.")
+@click.option("--detach", is_flag=True, help="Submit and return; the next `hetctl profile` follows the job.")
+@click.option("--dry-run", is_flag=True, help="Print what measuring rates will cost; submit nothing.")
 @json_option
 @click.pass_context
 def profile_command(
@@ -83,7 +91,10 @@ def profile_command(
     links: bool,
     command_s: float | None,
     beyond: bool,
+    every: bool,
     force: bool,
+    detach: bool,
+    dry_run: bool,
     ensemble: str | None,
     site: str | None,
     gpus: int | None,
@@ -97,9 +108,9 @@ def profile_command(
     \b
     Example: hetctl profile --site slurm --gpus 8 --jobs 4 --max-concurrent 2
 
-    Measurements are kept in the catalog, also when this is interrupted, and are not repeated. A job of
-    an earlier command that is still measuring is followed. With --layers or --links, what plans of
-    pipelines need is measured instead.
+    Numbers of GPUs that cannot change a plan of that size are left out. Measurements are kept in the
+    catalog, also when this is interrupted, and are not repeated. A job of an earlier command that is still
+    measuring is followed. With --layers or --links, what plans of pipelines need is measured instead.
     """
     # Click would silently drop options that stand before a sub-command.
     if name := context.invoked_subcommand:
@@ -107,8 +118,8 @@ def profile_command(
         return
     from hetctl.app.plan.job_request import job_size
     from hetctl.app.profile.jobs import ProfileCommand
-    from hetctl.app.profile.profiling import profile, profile_layers
-    from hetctl.cli.profile_display import ProfileDisplay
+    from hetctl.app.profile.profiling import cost_of, profile, profile_layers
+    from hetctl.cli.profile_display import ProfileDisplay, describe_cost
 
     project = this_project()
     known, machine = ensemble_and_site(project, ensemble, site, account=account, launch=launch)
@@ -117,16 +128,25 @@ def profile_command(
     # A time in the environment is meant for jobs of runs, which end with checkpoints.
     wall_s = time if "time" in given_options(context) else None
     asked = ProfileCommand(
-        *(known, machine, size, jobs, max_concurrent, force, command_s, wall_s, beyond),
+        *(known, machine, size, jobs, max_concurrent, force, command_s, wall_s, beyond, every, detach),
     )
+    of_rates = not (members or links)
+    if dry_run and not of_rates:
+        raise click.UsageError("--dry-run does not go with --layers or --links", context)
+    cost = cost_of(project, asked) if of_rates else None
+    if cost and dry_run:
+        show(cost, lambda: describe_cost(cost))
+        return
+    if cost and not as_json():
+        click.echo(describe_cost(cost), err=True)
     if any(member.command and not member.writes_apart for member in known.members):
         click.echo(SCRATCH, err=True)
     outcome: ProfileOutcome | LayerOutcome
     with ProfileDisplay(quiet=as_json()) as display:
-        if members or links:
-            outcome = profile_layers(project, asked, members, links=links, observer=display)
-        else:
+        if of_rates:
             outcome = profile(project, asked, display)
+        else:
+            outcome = profile_layers(project, asked, members, links=links, observer=display)
     _show(known, machine, outcome)
 
 

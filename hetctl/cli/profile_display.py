@@ -11,8 +11,26 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from hetctl.app.profile.follow import ProfileMonitor, naming
+from hetctl.app.profile.rate_targets import ProfileCost
+from hetctl.reports.units import format_seconds
 
 CANCEL, DETACH = "c", "d"
+
+
+def describe_cost(cost: ProfileCost) -> str:
+    """Return a line about what a command costs, before it starts."""
+    if not cost.points:
+        return "no point to measure: no other rate can change the plan"
+    if cost.least_points == cost.points:
+        points, most = f"{cost.points}", ""
+    else:
+        points, most = f"{cost.least_points} to {cost.points}", "at most "
+    source = "assumed" if cost.assumed else "as earlier ones took"
+    return (
+        f"{points} point{'s' * (cost.points != 1)} on {cost.nodes} node{'s' * (cost.nodes != 1)}: {most}"
+        f"{format_seconds(cost.seconds)} and {cost.node_hours:.2g} node-hours, at"
+        f" {format_seconds(cost.point_s)} a point ({source})"
+    )
 
 
 class ProfileDisplay(ProfileMonitor):

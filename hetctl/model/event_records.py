@@ -94,6 +94,7 @@ FORMS: Mapping[str, type] = {
     "converged": _form(reason=str, duration_s=(float, 0.0)),
     "stopped": _form(reason=str, part_samples=(int, 0), duration_s=(float, 0.0)),
     # A member or a measurement failed; the reason is the value of an `ExitReason`.
+    "skipped": _form(),
     "failed": _form(error=str, reason=(str | None, None), peak_memory_bytes=(int | None, None)),
     "point": ProfilePoint,
     "layers": LayerPoint,

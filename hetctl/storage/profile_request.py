@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from hetctl.model.ensemble import Ensemble
+from hetctl.model.profile import ProfilePoint
 from hetctl.model.serialization import encode
 from hetctl.model.site import Site
 from hetctl.storage.atomic_io import read_json, write_json
@@ -68,6 +69,10 @@ class Measurements:
         Numbers of cores on which the preprocessing function is measured.
     command_s : float
         Seconds for which the command of a member runs at most, on each number of GPUs.
+    planned_gpus : int or None
+        GPUs of the plan; points that cannot change it are skipped. None: all points are measured.
+    known : tuple of ProfilePoint
+        Rates that were known before.
     """
 
     ensemble: Ensemble
@@ -75,6 +80,8 @@ class Measurements:
     points: tuple[ProfileTarget, ...]
     preprocess_cores: tuple[int, ...]
     command_s: float = USUAL_COMMAND_S
+    planned_gpus: int | None = None
+    known: tuple[ProfilePoint, ...] = ()
 
     def target(self, source: str) -> ProfileTarget:
         """Return the target of that source."""

@@ -85,9 +85,14 @@ def measured_in(folder: Path) -> set[str]:
     return {event.source for event in events_of(folder) if event.kind in MEASURED}
 
 
+def skipped_in(folder: Path) -> set[str]:
+    """Return the sources of the points that the job left out, as they cannot change the plan."""
+    return {event.source for event in events_of(folder) if event.kind == "skipped"}
+
+
 def ended_in(folder: Path) -> set[str]:
-    """Return the sources of the points that are measured or have failed."""
-    return {event.source for event in events_of(folder) if event.kind in (*MEASURED, "failed")}
+    """Return the sources of the points that are measured, were left out or have failed."""
+    return {event.source for event in events_of(folder) if event.kind in (*MEASURED, "skipped", "failed")}
 
 
 def failures_in(folder: Path, points: Iterable[ProfileTarget], *, lost: bool) -> list[Failure]:

@@ -24,6 +24,7 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.lock import ProjectLock
 from hetctl.cluster.batch.base import BatchSystem, SubmissionInDoubtError
 from hetctl.model.errors import HetctlError, InterruptedCommandError
+from hetctl.model.profile import ProfilePoint
 from hetctl.storage.profile_request import ProfileTarget
 
 HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -152,12 +153,16 @@ class InterruptibleJobs:
     observer: ProfileMonitor
 
     def submit(
-        self, command: ProfileCommand, points: Sequence[ProfileTarget], cores: tuple[int, ...]
+        self,
+        command: ProfileCommand,
+        points: Sequence[ProfileTarget],
+        cores: tuple[int, ...],
+        known: tuple[ProfilePoint, ...] | None,
     ) -> JobGroup:
         """Submit jobs, unless a signal has arrived; one that arrives meanwhile is kept."""
         self.interruptions.check()
         try:
-            return submit(self.project, self.batch, command, points, cores)
+            return submit(self.project, self.batch, command, points, cores, known)
         except SubmissionInDoubtError:
             self.interruptions.check()  # Ctrl-C is also sent to sbatch and ends it
             raise

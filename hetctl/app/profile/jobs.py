@@ -23,7 +23,7 @@ from hetctl.cluster.render import JobScript
 from hetctl.model.ensemble import COMMAND, Ensemble
 from hetctl.model.errors import HetctlError
 from hetctl.model.job import PROFILE, JobSize, JobState, JobStatus
-from hetctl.model.profile import INTER_NODE
+from hetctl.model.profile import INTER_NODE, ProfilePoint
 from hetctl.model.site import Site
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.paths import RunFolder
@@ -68,6 +68,10 @@ class ProfileCommand:
         Time limit of each job in seconds, as given by the user; None: what its points need.
     beyond : bool
         True to measure on more GPUs than FLEET's rules ask for.
+    every : bool
+        True to measure points that cannot change the plan, too, on every number of GPUs.
+    detach : bool
+        True to end when the job is submitted.
     """
 
     ensemble: Ensemble
@@ -79,6 +83,13 @@ class ProfileCommand:
     command_s: float | None = None
     wall_s: int | None = None
     beyond: bool = False
+    every: bool = False
+    detach: bool = False
+
+    @property
+    def measures_all(self) -> bool:
+        """True if no point is skipped."""
+        return self.every or self.beyond
 
 
 @dataclass(frozen=True)
@@ -171,8 +182,14 @@ def submit(
     command: ProfileCommand,
     points: Sequence[ProfileTarget],
     preprocess_cores: tuple[int, ...] = (),
+    known: tuple[ProfilePoint, ...] | None = None,
 ) -> JobGroup:
     """Submit jobs that measure points; the first also measures preprocessing on these numbers of cores.
+
+    Parameters
+    ----------
+    known : tuple of ProfilePoint or None
+        Rates by which a job chooses the points that can change the plan; None: it measures all points.
 
     Raises
     ------
@@ -193,6 +210,8 @@ def submit(
         wall_s=command.wall_s or _wall_s(command, shares, seconds),
         submitted_at=time.time(),
     )
+    # Each of several jobs would know the rates of its own points only.
+    chooses = known is not None and not command.measures_all and len(shares) == 1
     group = JobGroup(project.home.profiles, record)
     make_private_folder(group.folders[0])
     # The ids are empty until the batch system has answered, which marks an interrupted submission.
@@ -201,7 +220,10 @@ def submit(
     try:
         for name, folder, share in zip(record.names, group.folders, shares, strict=True):
             make_private_folder(folder)
-            write_measurements(folder, Measurements(ensemble, site, tuple(share), preprocess_cores, seconds))
+            wanted = Measurements(ensemble, site, tuple(share), preprocess_cores, seconds)
+            if chooses:
+                wanted = replace(wanted, planned_gpus=command.size.gpus, known=known or ())
+            write_measurements(folder, wanted)
             preprocess_cores = ()
             script = JobScript(
                 mode=PROFILE,
@@ -209,7 +231,7 @@ def submit(
                 name=name,
                 site=site,
                 queue=command.size.queue,
-                nodes=_nodes_of(points, site.gpus_per_node),
+                nodes=nodes_of(points, site.gpus_per_node),
                 wall_s=record.wall_s,
                 home=project.home.path,
                 after=ids[-most] if most and len(ids) >= most else None,
@@ -233,7 +255,7 @@ def split(points: Sequence[ProfileTarget], jobs: int) -> list[list[ProfileTarget
     return shares
 
 
-def _nodes_of(points: Sequence[ProfileTarget], gpus_per_node: int) -> int:
+def nodes_of(points: Sequence[ProfileTarget], gpus_per_node: int) -> int:
     """Return the nodes that the largest point needs, at least one for each type of GPU."""
     links = any(point.member == INTER_NODE and point.what == LINKS for point in points)
     most = max(point.gpus for point in points)

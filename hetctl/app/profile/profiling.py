@@ -7,16 +7,18 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from hetctl.app.plan.job_request import refuse_wide_members
-from hetctl.app.profile.catalog_profiles import RatePoints, current_layers, rows_of
-from hetctl.app.profile.folder import Failure, measurements_in, records_in
+from hetctl.app.profile.catalog_profiles import current_layers, rows_of
+from hetctl.app.profile.folder import Failure, records_in
 from hetctl.app.profile.follow import ProfileMonitor
-from hetctl.app.profile.jobs import JobGroup, ProfileCommand
+from hetctl.app.profile.jobs import ProfileCommand
+from hetctl.app.profile.rate_targets import ProfileCost, RateTargets
 from hetctl.app.profile.session import (
     JobUnderWay,
     ProfileOutcome,
     ProfileSession,
     folders_of,
     jobs_under_way,
+    known_profile,
     profiling,
 )
 from hetctl.app.project import Project
@@ -24,19 +26,16 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.layer_profile import write_layers
 from hetctl.model.combinations import features_of, refuse_conflicts
-from hetctl.model.ensemble import COMMAND, Ensemble
+from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.profile import (
     INTER_NODE,
     INTRA_NODE,
     LayerPoint,
     LinkPoint,
-    ProfilePoint,
-    RateShape,
     shapes_of,
 )
 from hetctl.model.site import Cluster, Site
-from hetctl.perf.rate_extrapolation import largest_profile, profiled_gpus, rate_curve, usable_rates
 from hetctl.storage.profile_request import LAYERS, LINKS, ProfileTarget
 
 
@@ -46,9 +45,9 @@ def profile(
     """Measure the missing points of FLEET's profile (appendix B.3) and store them in the catalog.
 
     One member of each shape is measured for all of them: first on 1 to M_b GPUs; then up to M_a, if the rates
-    on one GPU make that larger; then, if asked, where plans would rely on predictions. Points that an earlier
-    command's job measures are left to it. An interruption keeps all measurements. Errors are those of
-    `profiling`.
+    on one GPU make that larger; then, if asked, where plans would rely on predictions. Unless all points are
+    asked for, the job leaves out those that cannot change the plan. Points that an earlier command's job
+    measures are left to it. An interruption keeps all measurements. Errors are those of `profiling`.
 
     Raises
     ------
@@ -58,13 +57,15 @@ def profile(
     cluster = Cluster.at(command.site, command.size.gpus)
     refuse_wide_members(command.ensemble.members, cluster, mix_types=True)
     with profiling(project, command, observer) as attending:
-        rates = _Rates(command, attending.catalog)
-        session = ProfileSession(attending, command, rates.known(), rates.missing_cores)
-        session.measure(rates.targets(profiled_gpus(command.site.gpus_per_node)))
+        ensemble, site = command.ensemble.name, command.site.name
+        rates = RateTargets(command, lambda: attending.catalog.points(ensemble, site))
+        session = ProfileSession(attending, command, rates.known(), rates)
+        session.measure(rates.targets())
+        if command.detach:
+            return known_profile(project, command.ensemble, command.site)
         session.measure(rates.targets(rates.most_gpus()))
         if command.beyond:
             session.measure(rates.beyond())
-        ensemble, site = command.ensemble.name, command.site.name
         return ProfileOutcome(
             points=tuple(attending.catalog.points(ensemble, site)),
             preprocess=tuple(attending.catalog.preprocess(ensemble, site)),
@@ -75,82 +76,13 @@ def profile(
         )
 
 
-class _Rates:
-    """The rates of an ensemble at a site: the wanted ones, and those in the catalog."""
-
-    def __init__(self, command: ProfileCommand, catalog: Catalog) -> None:
-        self._ensemble, self._site, self._gpus = command.ensemble, command.site, command.size.gpus
-        self._catalog = catalog
-        self._shapes = shapes_of(command.ensemble)
-
-    def known(self) -> Iterator[ProfileTarget]:
-        return (
-            ProfileTarget(name, point.gpus) for name, points in self._current().items() for point in points
-        )
-
-    def targets(self, most_gpus: int) -> Iterator[ProfileTarget]:
-        """Yield the first member of each shape on all numbers of GPUs of one type up to `most_gpus`.
-
-        A shape that needs more GPUs than that is measured on the least number that it needs, or on all of
-        one type if those are fewer.
-        """
-        available = min(self._gpus, self._site.gpus_of_one_type)
-        return (
-            ProfileTarget(shape.member, gpus)
-            for shape in self._shapes
-            for gpus in measured_counts(shape, min(most_gpus, available), available)
-        )
-
-    def most_gpus(self) -> int:
-        """Return M_t = max(M_a, M_b)."""
-        fewest = [min(points, key=lambda point: point.gpus) for points in self._current().values() if points]
-        single = [point.rate / point.gpus for point in fewest]
-        return largest_profile(single, self._site.gpus_per_node)
-
-    def beyond(self) -> Iterator[ProfileTarget]:
-        """Yield the first member of each shape on more GPUs than were measured, where it may be faster."""
-        most = min(self._gpus, self._site.gpus_of_one_type)
-        return (
-            ProfileTarget(shape.member, gpus)
-            for shape in self._shapes
-            for gpus in counts_beyond(shape, self._current()[shape.member], most)
-        )
-
-    def missing_cores(self, earlier: Sequence[JobGroup]) -> tuple[int, ...]:
-        """Return the numbers of cores without a measurement of the preprocessing, finished or in progress."""
-        if self._ensemble.framework == COMMAND:
-            return ()
-        known = {p.cores for p in self._catalog.preprocess(self._ensemble.name, self._site.name)}
-        folders = [folder for group in earlier for folder in group.folders]
-        known.update(cores for _, wanted in measurements_in(folders) for cores in wanted.preprocess_cores)
-        return tuple(n for n in _powers_of_two(self._site.cores_per_node) if n not in known)
-
-    def _current(self) -> dict[str, list[ProfilePoint]]:
-        """Return the points in the catalog that hold for the shapes, by the first member of each."""
-        points = RatePoints(self._catalog.points(self._ensemble.name, self._site.name), self._ensemble)
-        return {shape.member: points.of(shape.member) for shape in self._shapes}
-
-
-def measured_counts(shape: RateShape, most: int, available: int) -> range:
-    """Return the numbers of GPUs on which the first member of a shape is measured.
-
-    Parameters
-    ----------
-    most : int
-        Largest number that is to be measured, out of those `available`.
-    """
-    least = min(shape.min_gpus, available)
-    return range(least, max(min(most, shape.max_gpus or most), least) + 1)
-
-
-def counts_beyond(shape: RateShape, points: Sequence[ProfilePoint], available: int) -> tuple[int, ...]:
-    """Return further numbers of GPUs on which to measure a shape, so that no plan relies on predictions."""
-    rates = usable_rates({point.gpus: point.rate for point in points})
-    return rate_curve(rates, min(available, shape.max_gpus or available)).to_measure if rates else ()
-
-
-def _powers_of_two(limit: int) -> list[int]:
-    return [2**exponent for exponent in range(limit.bit_length()) if 2**exponent <= limit]
+def cost_of(project: Project, command: ProfileCommand) -> ProfileCost:
+    """Return what it costs to measure the missing points; nothing is written."""
+    if not project.home.catalog.exists():
+        return RateTargets(command, tuple).cost()
+    with project.reading() as catalog:
+        stored = catalog.points(command.ensemble.name, command.site.name)
+    return RateTargets(command, lambda: stored).cost()
 
 
 @dataclass(frozen=True)
@@ -213,6 +145,8 @@ def profile_layers(
         known = _known(catalog, command.ensemble, site)
         session = ProfileSession(attending, command, known.intersection(wanted))
         session.measure(wanted)
+        if command.detach:
+            return known_layers(project, command.ensemble, site, members)
         stored = catalog.layers(command.ensemble.name, site.name)
         return LayerOutcome(
             layers=tuple(current_layers(stored, command.ensemble, members, site)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from hetctl.app.profile.folder import (
     measured_in,
     measurements_in,
     records_in,
+    skipped_in,
     wanted_of,
 )
 from hetctl.app.profile.follow import (
@@ -30,11 +31,12 @@ from hetctl.app.profile.jobs import (
     open_groups,
     unread_folders,
 )
+from hetctl.app.profile.rate_targets import RateTargets
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import BatchSystem
 from hetctl.model.combinations import features_of, refuse_conflicts
-from hetctl.model.ensemble import Ensemble
+from hetctl.model.ensemble import COMMAND, Ensemble
 from hetctl.model.errors import BadInputError, BatchSystemError
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.profile import PreprocessPoint, ProfilePoint, RateShape, shapes_of
@@ -206,9 +208,8 @@ class ProfileSession:
     ----------
     known : iterable of ProfileTarget
         Targets in the catalog.
-    preprocess_cores : callable
-        Function from the unfinished groups of earlier commands to the numbers of cores on which to measure
-        the preprocessing.
+    rates : RateTargets or None
+        Choice of the rates that can change the plan; None: other targets, which are all measured.
 
     Attributes
     ----------
@@ -223,12 +224,13 @@ class ProfileSession:
         jobs: InterruptibleJobs,
         command: ProfileCommand,
         known: Iterable[ProfileTarget],
-        preprocess_cores: Callable[[Sequence[JobGroup]], tuple[int, ...]] = lambda _: (),
+        rates: RateTargets | None = None,
     ) -> None:
         self._jobs = jobs
         self._command = command
         self._known = set() if command.force else set(known)
-        self._preprocess_cores = preprocess_cores
+        self._rates = rates
+        self._skipped: set[ProfileTarget] = set()
         self._earlier: Sequence[JobGroup] = ()
         self.known_before = len(self._known)
         self.failures: list[Failure] = []
@@ -246,16 +248,32 @@ class ProfileSession:
         wanted = list(points)
         # Other commands may submit jobs while this one waits.
         while (left := self._untried(wanted)) and self._adopt(left):
-            pass
-        if not left:
+            if self._command.detach:
+                return
+        rates = self._rates
+        if not left or (rates and not rates.worth_measuring(left, self._known)):
             return
-        group = self._jobs.submit(self._command, left, self._preprocess_cores(self._earlier))
+        cores, known = ((), None) if rates is None else (self._missing_cores(), rates.points(self._known))
+        group = self._jobs.submit(self._command, left, cores, known)
+        if self._command.detach:
+            return
         self._jobs.wait([group], left)
         self._take([group], left, lost=True)
 
     def _untried(self, points: Iterable[ProfileTarget]) -> list[ProfileTarget]:
-        tried = self._known | {failure.point for failure in self.failures}
+        tried = self._known | self._skipped | {failure.point for failure in self.failures}
         return [point for point in points if point not in tried]
+
+    def _missing_cores(self) -> tuple[int, ...]:
+        """Return the numbers of cores without a measurement of the preprocessing, finished or in progress."""
+        ensemble, site = self._command.ensemble, self._command.site
+        if ensemble.framework == COMMAND:
+            return ()
+        known = {point.cores for point in self._jobs.catalog.preprocess(ensemble.name, site.name)}
+        folders = [folder for group in self._earlier for folder in group.folders]
+        known.update(cores for _, wanted in measurements_in(folders) for cores in wanted.preprocess_cores)
+        doubled = (2**power for power in range(site.cores_per_node.bit_length()))
+        return tuple(n for n in doubled if n <= site.cores_per_node and n not in known)
 
     def _adopt(self, points: Sequence[ProfileTarget]) -> bool:
         """Wait for other commands' jobs that measure some of the points; return false without any."""
@@ -267,6 +285,8 @@ class ProfileSession:
             return False
         for group in adopted:
             self._jobs.observer.adopted(group.ids, len(shared[group]))
+        if self._command.detach:
+            return True
         wanted = [point for point in points if any(point in shared[group] for group in adopted)]
         self._jobs.wait(adopted, wanted)
         self._take(adopted, wanted, lost=False)
@@ -284,5 +304,7 @@ class ProfileSession:
             ended = measured_in(folder)
             measured = {point for point in share if point.source in ended}
             self._known |= measured
-            left = [point for point in points if point in share - measured]
+            skipped = skipped_in(folder)
+            self._skipped |= {point for point in share if point.source in skipped}
+            left = [point for point in points if point in share - measured - self._skipped]
             self.failures += failures_in(folder, left, lost=lost)

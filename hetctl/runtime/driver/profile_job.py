@@ -11,8 +11,9 @@ from pathlib import Path
 
 from hetctl.model.ensemble import COMMAND, TrainingCode
 from hetctl.model.plan import Placement
-from hetctl.model.profile import INTRA_NODE
+from hetctl.model.profile import INTRA_NODE, shapes_of
 from hetctl.model.site import Node
+from hetctl.perf.profile_points import shape_rates, worth_measuring
 from hetctl.runtime.data.stage_in import stage_orders
 from hetctl.runtime.driver.classify_exit import exit_reason_of
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
@@ -29,7 +30,7 @@ from hetctl.runtime.worker.messages import (
 )
 from hetctl.scheduling.planners.packing import pack
 from hetctl.storage.atomic_io import make_private_folder, write_private
-from hetctl.storage.event_files import EventWriter, read_events
+from hetctl.storage.event_files import EventWriter, read_events, read_folder
 from hetctl.storage.paths import AgentFiles
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.profile_request import (
@@ -90,7 +91,15 @@ class _ProfileDriver:
         links = [point for point in self._measurements.points if point.what == LINKS]
         for link in links:
             self._measure([link])
-        self._measure([point for point in self._measurements.points if point.what != LINKS])
+        rest = [point for point in self._measurements.points if point.what != LINKS]
+        if self._measurements.planned_gpus is None:
+            self._measure(rest)
+            return
+        while chosen := self._worth_measuring(rest):
+            self._measure(chosen)
+            rest = [point for point in rest if point not in chosen]
+        for point in rest:
+            EventWriter(self._events, point.source, patience=PATIENT).write("skipped")
 
     def _measure(self, points: Sequence[ProfileTarget]) -> None:
         """Start each point once its GPUs are free, the points with most GPUs first."""
@@ -104,6 +113,15 @@ class _ProfileDriver:
                 self._give_up(waiting)
                 return
             self._rank_pool.wait(POLL_S)
+
+    def _worth_measuring(self, points: Sequence[ProfileTarget]) -> list[ProfileTarget]:
+        """Return the points to measure next."""
+        wanted, gpus = self._measurements, self._measurements.planned_gpus
+        assert gpus is not None
+        measured = [event.record for event in read_folder(self._events) if event.kind == "point"]
+        left = {(point.member, point.gpus): point for point in points}
+        known = shape_rates(wanted.ensemble, shapes_of(wanted.ensemble), (*wanted.known, *measured), left)
+        return [left[one] for one in worth_measuring(known, gpus)]
 
     def _start(self, point: ProfileTarget) -> bool:
         """Start a point on free GPUs; return false if there are too few."""

@@ -146,6 +146,17 @@ def test_the_next_command_follows_the_job_of_a_signalled_one(project, number):
     assert record.over
 
 
+def test_a_detached_job_is_followed_by_the_next_command(project):
+    detached = project.hetctl("profile", "--detach", "--json")
+    (job,) = local_jobs(project)
+    assert (detached.code, detached.json["measured"]) == (0, 0)
+    assert [each["job"] for each in detached.json["under_way"]] == [job]
+    assert "already" in project.hetctl("profile", "--detach").stderr
+    again = profile_again(project)
+    assert (again.code, again.json["measured"] + again.json["known"]) == (0, 2)
+    assert local_jobs(project) == [job]
+
+
 def test_a_command_that_is_told_to_end_prints_one_json_object(project):
     process = project.start("profile", "--json")
     wait_for_a_point(project)

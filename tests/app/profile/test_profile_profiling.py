@@ -6,14 +6,12 @@ import os
 import signal
 
 import pytest
-from profiles import events_below, measured, members, profiling_project
+from profiles import events_below, local_jobs, measured, members, profiling_project
 from workbench import TIMEOUT_S, alive, wait_for
 
-from hetctl.app.profile.profiling import counts_beyond, measured_counts
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.ensemble_file import read_ensemble
-from hetctl.model.ensemble import Ensemble, Functions, Member
-from hetctl.model.profile import Hardware, ProfilePoint, shapes_of
+from hetctl.model.profile import Hardware, ProfilePoint
 from hetctl.storage.event_files import read_folder
 from hetctl.storage.profile_request import read_measurements
 
@@ -34,41 +32,18 @@ def test_each_member_is_measured_on_as_many_gpus_as_it_may_have(project):
     assert {point["cores"] for point in done.json["preprocess"]} == {1, 2}
 
 
-@pytest.mark.parametrize(
-    ("limits", "most", "available", "counts"),
-    [
-        ({}, 4, 8, [1, 2, 3, 4]),
-        ({"min_gpus": 2, "max_gpus": 3}, 4, 8, [2, 3]),
-        ({"min_gpus": 6, "max_gpus": 6}, 4, 8, [6]),
-        ({"min_gpus": 6}, 4, 4, [4]),
-        ({"global_batch_size": 3}, 4, 8, [1, 2, 3]),
-    ],
-)
-def test_no_number_is_measured_that_a_member_never_has(limits, most, available, counts):
-    (shape,) = shapes_of(
-        Ensemble("e", "pytorch", Functions("m:i", "m:m"), (Member("m", **limits),), "/nowhere")
-    )
-    assert list(measured_counts(shape, most, available)) == counts
-
-
-@pytest.mark.parametrize(
-    ("rates", "max_gpus", "counts"),
-    [
-        ({1: 100.0, 2: 190.0, 4: 340.0}, None, (8, 16, 32)),
-        ({1: 100.0, 2: 190.0, 4: 340.0}, 16, (8, 16)),
-        ({1: 100.0, 2: 120.0, 4: 90.0, 8: 60.0}, None, ()),
-        ({1: 0.0}, None, ()),
-        ({}, None, ()),
-    ],
-)
-def test_more_gpus_are_measured_where_they_may_be_faster(rates, max_gpus, counts):
-    (shape,) = shapes_of(
-        Ensemble("e", "pytorch", Functions("m:i", "m:m"), (Member("m", max_gpus=max_gpus),), "/nowhere")
-    )
-    points = [
-        ProfilePoint("m", gpus, rate, "", 32, 1.0, Hardware("gpu", "", "")) for gpus, rate in rates.items()
-    ]
-    assert counts_beyond(shape, points, 32) == counts
+def test_points_that_cannot_change_the_plan_are_left_out(project):
+    """Three equal members on two slots: each ends in time on one, and the first shows how they scale."""
+    members(project, a=(2, "{units: 1}"), b=(2, "{units: 2}"), c=(2, "{units: 3}"))
+    cost = project.here("profile", "--gpus", "2", "--dry-run", "--json").json
+    assert (cost["least_points"], cost["points"], cost["nodes"]) == (3, 6, 1)
+    assert not project.home.path.exists()
+    done = project.hetctl("profile", "--gpus", "2")
+    assert "3 to 6 points on 1 node: at most " in done.stderr
+    assert measured(project) == [("a", 1), ("a", 2), ("b", 1), ("c", 1)]
+    again = project.hetctl("profile", "--gpus", "2", "--json")
+    assert (again.code, again.json["measured"], len(local_jobs(project))) == (0, 0, 1)
+    assert project.hetctl("profile", "--gpus", "2", "--all", "--json").json["measured"] == 2
 
 
 def test_jobs_of_spread_points_take_turns_on_one_machine(project):

@@ -19,7 +19,8 @@ from hetctl.model.ensemble import COMMAND, Ensemble, Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.profile import Hardware, ProfilePoint, shape_digest
 from hetctl.model.serialization import encode
-from hetctl.perf.step_times import Mark, ScriptPace, is_measured, script_pace
+from hetctl.perf.profile_points import wanted_error
+from hetctl.perf.step_times import WANTED_ERROR, Mark, ScriptPace, is_measured, script_pace
 from hetctl.runtime.data.batches import Batches, validation_batches
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import Batch, Loader
@@ -84,7 +85,7 @@ def _measure_point(
         partial=True,
     )
     built_s = time.perf_counter() - began
-    steady = _train_steadily(built, member, context)
+    steady = _train_steadily(built, member, context, _wanted_error(measurements, point))
     times = steady.result()
     first_end_s, epoch_s = _epoch_ends(built, member, context, times.mean_s)
     # The first evaluation is traced: its extra time over the second belongs to the start-up.
@@ -125,8 +126,20 @@ def _measure_point(
     return result, built
 
 
-def _train_steadily(built: BuiltMember, member: Member, context: WorkerContext) -> SteadyClock:
-    clock = SteadyClock()
+def _wanted_error(measurements: Measurements, point: ProfileTarget) -> float:
+    """Return how exactly the rate of a point is measured."""
+    known = {each.member for each in measurements.known}
+    least = min(each.gpus for each in measurements.points if each.member == point.member)
+    # Only members that decide the makespan are measured on further numbers of GPUs.
+    if measurements.planned_gpus is None or point.member in known or point.gpus > least:
+        return WANTED_ERROR
+    return wanted_error(len(known | {each.member for each in measurements.points}))
+
+
+def _train_steadily(
+    built: BuiltMember, member: Member, context: WorkerContext, wanted_error: float
+) -> SteadyClock:
+    clock = SteadyClock(wanted_error=wanted_error)
     # Smaller last batches, which TensorFlow traces anew, made rates up to 2.2 times too low.
     loader = FullBatches(built.training, member.step_samples(built.group.size))
 
