@@ -211,7 +211,11 @@ class Workloads:
         # For a member that was never restarted, the last restarts of other members are used.
         restarts_s = progress.restarts_s or self._restarts_s
         restart_s = statistics.median(restarts_s) if restarts_s else None
-        times = self._learned_times(progress) if self._is_unmeasured(name) else {}
+        times = {}
+        if self._is_unmeasured(name):
+            times = self._learned_times(progress)
+            # A first start has much that ranks do only once: as its length, no member would ever restart.
+            restart_s = restart_s or 0.0
         return replace(
             whole, samples_left=left, notes=whole.notes + notes + remarks, restart_s=restart_s, **times
         )
