@@ -157,7 +157,7 @@ def _off(rounds: list[Round], slots: int) -> dict[str, float]:
 
 
 def _profile(folder: Path) -> dict[tuple[str, int], float]:
-    points = _hetctl(folder, "profile", "--force", "--json")["points"]
+    points = _hetctl(folder, "profile", "--all", "--force", "--json")["points"]
     return {(point["member"], point["gpus"]): point["rate"] for point in points}
 
 

@@ -101,12 +101,12 @@ def test_killed_at_any_step_of_its_submission(project, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(project.python))
     text = "name: killed\n" + ENSEMBLE.partition("\n")[2].replace("{fail: true}", "{units: 3}")
     (project.path / "ensemble.yaml").write_text(text)
-    lines = lines_of(project, "profile")
+    lines = lines_of(project, "profile", "--all")
     reached = 0
     for line in spread(lines, KILLS):
         shutil.rmtree(project.home.path)
-        reached += killed(project, line, "profile")
-        again = project.here("profile", "--json")
+        reached += killed(project, line, "profile", "--all")
+        again = project.here("profile", "--all", "--json")
         assert (again.code, len(again.json["points"])) == (0, 6), again.stdout
         assert measurings(project) == ["a-1", "a-2", "b-1", "b-2", "c-1", "c-2"], line
     assert reached >= KILLS - 2

@@ -96,7 +96,7 @@ def story(slurm_cluster, tmp_path_factory):
     (folder / "site-configs" / "lab.yaml").write_text(SITE.format(environment=json.dumps(variables)))
     size = {"HETCTL_GPUS": "8", "HETCTL_TIME": f"{WALL_S}s"}
     environment = {**os.environ, **cluster, "HETCTL_SITE": "lab", **size}
-    profile = hetctl(folder, environment, "profile")
+    profile = hetctl(folder, environment, "profile", "--all")
     plan = hetctl(folder, environment, "plan")
     hetctl(folder, environment, "submit")
     killed = kill_a_training_rank(Home(folder / ".hetctl").run(RUN))

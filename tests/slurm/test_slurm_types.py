@@ -78,13 +78,13 @@ def test_a_job_measures_on_one_type_of_gpu(tmp_path, cluster):
     python = python_without_training(tmp_path)
     project = project_of(tmp_path, cluster, 2, 4, {}, python=python)
     # Slurm gives the job n1 and n2, of different types.
-    first = project.hetctl("profile", "--json")
+    first = project.hetctl("profile", "--all", "--json")
     assert first.code == 5
     assert rates(first) == [("fast", 1), ("fast", 2)]
     assert [(one["point"]["gpus"], one["error"]) for one in first.json["failures"]] == [
         (gpus, f"the job has no {gpus} GPUs of one type") for gpus in (3, 4)
     ]
-    second = project.hetctl("profile", "--queue", "slow", "--force", "--json")
+    second = project.hetctl("profile", "--all", "--queue", "slow", "--force", "--json")
     assert second.code == 0, second
     assert rates(second) == [("fast", 1), ("fast", 2), *(("slow", gpus) for gpus in (1, 2, 3, 4))]
 

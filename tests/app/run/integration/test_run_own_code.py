@@ -42,7 +42,7 @@ def project(tmp_path, monkeypatch):
 
 
 def test_members_of_two_frameworks_and_three_data_sets_train(project):
-    measured = project.hetctl("profile", "--gpus", "2", "--json")
+    measured = project.hetctl("profile", "--all", "--gpus", "2", "--json")
     assert measured.code == 0, measured
     points = {(point["member"], point["gpus"]): point for point in measured.json["points"]}
     assert set(points) == {("a", 1), ("a", 2), ("k", 1), ("k", 2), ("b", 1), ("r", 1)}
