@@ -19,7 +19,7 @@ members:
 MEMBER = "  - {{name: {name}, max_gpus: 2, config: {{epochs: {epochs}, epoch_s: {epoch_s}}}}}\n"
 RUN = "six-001"
 OF_RUN = {"run.json", "driver.lease", "record.json", "events", "logs", "events/driver.jsonl", "modules"}
-AT_TIMES = {"planner.json", "state.jsonl"}
+AT_TIMES = {"planner.json", "results.jsonl", "state.jsonl"}
 JOB_FILES, MEMBER_FILES = 4, 3
 
 
