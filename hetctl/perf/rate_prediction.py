@@ -100,6 +100,11 @@ def _with_rates(profile: MemberProfile, seen: Mapping[str, Rates]) -> MemberProf
     }
     # With rates by type, a rate without a type was seen on several types at once, and holds for none.
     untyped = {} if profile.rates_by_type else seen.get("", {})
+    typed = {gpu_type: rates for gpu_type, rates in seen.items() if gpu_type}
+    if typed and not profile.rates:
+        # The types of a member without a profile are those that it has trained on.
+        by_type = {gpu_type: dict(rates) for gpu_type, rates in typed.items()} if len(typed) > 1 else {}
+        return replace(profile, rates=dict(next(iter(typed.values()))), rates_by_type=by_type)
     own = {**untyped, **seen.get(profile.gpu_type or "", {})}
     return replace(profile, rates=corrected(profile.rates, own), rates_by_type=by_type)
 

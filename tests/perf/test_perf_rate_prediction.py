@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,3 +138,11 @@ def test_lockstep_does_not_raise_rates_seen_before():
 @pytest.mark.parametrize(("planned", "noteworthy"), [(100, False), (119, False), (121, True), (79, True)])
 def test_more_than_a_fifth_is_noteworthy(planned, noteworthy):
     assert is_noteworthy(planned, 100.0) is noteworthy
+
+
+def test_a_member_without_a_profile_has_the_rates_of_the_types_it_trained_on():
+    nothing = MemberProfile("a", {})
+    one = replace(nothing, seen_rates={"V100": {1: 50.0}})
+    assert (known_rates(one).rates, known_rates(one).rates_by_type) == ({1: 50.0}, {})
+    two = replace(nothing, seen_rates={"V100": {1: 50.0}, "A100": {2: 90.0}})
+    assert known_rates(two).rates_by_type == {"V100": {1: 50.0}, "A100": {2: 90.0}}
