@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-docker check bench results docs clean setup-demo setup-test
+.PHONY: help demo test test-docker check bench results docs clean horovod setup-demo setup-horovod setup-test
 
 PYTHON ?= python3
 export PYTHON
@@ -16,6 +16,8 @@ help: ## show this list
 
 demo: setup-demo ## train the example ensemble on this machine, from profile to report
 	@.ci/demo
+
+horovod: setup-horovod ## build Horovod, for TensorFlow members on several GPUs: compiler and MPI come from apt
 
 test: setup-test ## run all tests, those on a real Slurm cluster too
 	@.ci/test
@@ -41,5 +43,5 @@ docs: setup-test ## build the documentation into site/
 clean: ## remove what was built; .venv stays
 	rm -rf build dist site demo *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-setup-demo setup-test: setup-%:
+setup-demo setup-horovod setup-test: setup-%:
 	@.ci/setup $*

@@ -8,12 +8,15 @@ from setuptools import find_packages, setup
 HERE = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+)"', (HERE / "hetctl/__init__.py").read_text()).group(1)
 
+REPORT = ["matplotlib>=3.8"]
+# TensorFlow 2.18 needs protobuf below 6, which 9.13 and later do not take.
+SOLVERS = ["ortools>=9.12,<9.13", "scipy>=1.11"]
 MPI = ["mpi4py>=4.1,<5"]
 HOROVOD = ["horovod==0.28.1"]
 TENSORFLOW = ["tensorflow-cpu==2.18.1", "keras>=3.6,<4"]
 PYTORCH = ["torch==2.13.0"]
 OPTUNA = ["optuna>=5,<6", "cmaes>=0.12"]
-DATA = ["h5py>=3.10", "zarr>=2.18"]
+DATA = ["h5py>=3.10", "pillow>=10.0", "zarr>=2.18"]
 GPU = ["nvidia-ml-py>=12.535"]
 ADAPTERS = ["accelerate>=1.10,<2", "hydra-core>=1.3,<2", "lightning>=2.6,<3", "transformers>=5,<6"]
 EXAMPLES = ["scikit-learn>=1.4"]
@@ -57,20 +60,17 @@ setup(
         "click>=8.1",
         "cryptography>=42",
         "jinja2>=3.1",
-        "matplotlib>=3.8",
         "numpy>=1.26",
-        # TensorFlow 2.18 needs protobuf below 6, which 9.13 and later do not take.
-        "ortools>=9.12,<9.13",
-        "pillow>=10.0",
         "psutil>=5.9",
         "pydantic>=2.7",
         "pyyaml>=6.0",
         "rich>=13.7",
-        "scipy>=1.11",
         "sqlalchemy>=2.0.30",
         "submitit>=1.5.4",
     ],
     extras_require={
+        "report": REPORT,
+        "solvers": SOLVERS,
         "tensorflow": TENSORFLOW,
         "pytorch": PYTORCH,
         "horovod": HOROVOD,

@@ -208,5 +208,5 @@ def _pillow() -> Any:
         return importlib.import_module("PIL.Image")
     except ImportError:
         raise BadInputError(
-            "an ImageFolder needs Pillow, which is not installed", "pip install pillow"
+            "an ImageFolder needs Pillow, which is not installed", "pip install 'hetctl[data]'"
         ) from None

@@ -15,6 +15,8 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from hetctl.cli.main import EXTRAS
+
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ["ddp", "digits", "hugging-face", "hydra", "lightning"]
 LOOK = """
@@ -107,8 +109,17 @@ def test_the_plain_install_is_light(distributions):
         lines = archive.read(name).decode().splitlines()
     needed = [line for line in lines if line.startswith("Requires-Dist") and "extra ==" not in line]
     assert not [
-        line for line in needed for heavy in ("tensorflow", "torch", "horovod", "mpi4py") if heavy in line
+        line
+        for line in needed
+        for heavy in ("tensorflow", "torch", "horovod", "mpi4py", *EXTRAS)
+        if heavy in line
     ]
+    of_extras = {
+        canonicalize_name(one.name): str(one.marker)
+        for line in lines
+        if line.startswith("Requires-Dist: ") and (one := Requirement(line.split(": ", 1)[1])).marker
+    }
+    assert all(extra in of_extras[package] for package, extra in EXTRAS.items())
     assert "License-Expression: Apache-2.0" in lines or "License: Apache-2.0" in lines
 
 

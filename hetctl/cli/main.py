@@ -67,6 +67,10 @@ DISK_TROUBLES = {
 }
 
 
+EXTRAS = {"matplotlib": "report", "ortools": "solvers", "scipy": "solvers"}
+"""Extra of hetctl with each package that only some commands import."""
+
+
 class LazyGroup(click.Group):
     """Group whose commands are imported by name when they are needed."""
 
@@ -159,6 +163,11 @@ def _disk_trouble(error: OSError, *, as_json: bool) -> int:
 
 
 def _bug(error: Exception, *, as_json: bool) -> int:
+    """Report an internal error, or that a package of an extra is missing, which is bad input."""
+    package = ((isinstance(error, ModuleNotFoundError) and error.name) or "").partition(".")[0]
+    if package in EXTRAS:
+        message = f"this needs the package {package}, which {sys.executable} does not have"
+        return fail("bad-input", message, f"pip install 'hetctl[{EXTRAS[package]}]'", 2, as_json=as_json)
     message = f"internal error: {type(error).__name__}: {error}"
     hint = "this is a bug in hetctl; `hetctl --debug ...` shows where"
     return fail("internal", message, hint, 1, as_json=as_json)

@@ -24,6 +24,7 @@ from hetctl.model.training_settings import (
     KeepSettings,
     Resume,
     filled,
+    missing_for_groups,
     placeholders,
 )
 
@@ -489,6 +490,27 @@ class Ensemble:
         return replace(
             self, members=(member,), framework=code.framework, functions=code.functions, data=code.data
         )
+
+    def as_installed(self, python: str | None = None) -> Ensemble:
+        """Return it with one GPU for each member that could train on more only with a missing package.
+
+        A member whose `min_gpus` is above one keeps its numbers: its ranks tell what is missing.
+
+        Parameters
+        ----------
+        python : str or None
+            Interpreter of the jobs, whose packages are not known; None: this one.
+        """
+        if python is not None:
+            return self
+        missing = {code: missing_for_groups(code.framework) for code in self.codes}
+        if not any(missing.values()):
+            return self
+        members = (
+            replace(one, max_gpus=1) if missing[one.code or self.code] and one.min_gpus == 1 else one
+            for one in self.members
+        )
+        return replace(self, members=tuple(members))
 
     @property
     def reads_partitions(self) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 from hetctl.model.file_keys import Key
@@ -82,7 +84,26 @@ PYTORCH = FrameworkEntry(
 FRAMEWORKS: dict[str, FrameworkEntry] = {entry.name: entry for entry in (TENSORFLOW, PYTORCH)}
 """Frameworks by name, in order of preference where a job may choose."""
 USUAL_FRAMEWORK = TENSORFLOW.name
-"""Framework of ensembles that name none."""
+"""Framework of functions whose module imports none."""
+
+
+def missing_for_groups(framework: str) -> str | None:
+    """Return the package that this Python lacks for members with several GPUs; None if it has all.
+
+    None also without the framework itself: the members then train in another Python.
+    """
+    own, *of_groups = FRAMEWORKS[framework].packages if framework in FRAMEWORKS else ("",)
+    if not of_groups or find_spec(own) is None:
+        return None
+    return next((package for package in of_groups if find_spec(package) is None), None)
+
+
+def of_one_gpu(framework: str) -> str:
+    """Return why members get one GPU each, and the next step, where `missing_for_groups` names a package."""
+    return (
+        f"members with framework {framework} get one GPU each: {sys.executable} has no package"
+        f" {missing_for_groups(framework)}; install it as docs/install.md says"
+    )
 
 
 PLACEHOLDER = re.compile(r"\{(\{)?([A-Za-z_]\w*(?:\.\w+)*)\}(?(1)\})")

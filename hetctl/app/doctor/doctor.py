@@ -113,7 +113,7 @@ def packages_of_nodes() -> dict[str, str]:
         own, *of_groups = entry.packages
         uses.setdefault(own, f"members with framework {entry.name} need it")
         for package in of_groups:
-            uses.setdefault(package, f"members with framework {entry.name} and more than one GPU need it")
+            uses.setdefault(package, f"members with framework {entry.name} get one GPU each without it")
     return {**uses, "mpi4py": "lockstep on several nodes needs it"}
 
 

@@ -131,7 +131,8 @@ def _members(project: Project, ensemble: Ensemble, site: Site) -> Sequence[Workl
     # A guess would choose a size that the run then keeps.
     if not all(profile.has_rates for profile in found):
         return ()
-    return active_workloads(ensemble, {profile.member: profile for profile in found}, {}, site.gpus)
+    known = {profile.member: profile for profile in found}
+    return active_workloads(ensemble.as_installed(site.python), known, {}, site.gpus)
 
 
 def refuse_wide_members(members: Iterable[Member], cluster: Cluster, *, mix_types: bool) -> None:

@@ -48,7 +48,7 @@ def candidates(request: PlanRequest, without: Collection[str] = ()) -> tuple[Wor
     BadInputError
         If one has no rate: the choice of a mode, and the times of hops, depend on it.
     """
-    ensemble = request.ensemble
+    ensemble = request.trainable
     known = {name for name, profile in request.profiles.items() if profile.has_rates}
     if missing := [m.name for m in ensemble.members if m.name not in known and m.name not in without]:
         raise BadInputError(

@@ -96,8 +96,13 @@ class PlanRequest:
     def digest(self) -> str:
         """Digest of the input, this version of hetctl included."""
         # Explanations do not change a plan; another version of hetctl may.
-        inputs = [__version__, encode(replace(self, explain=False))]
+        inputs = [__version__, encode(replace(self, ensemble=self.trainable, explain=False))]
         return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+    @cached_property
+    def trainable(self) -> Ensemble:
+        """The ensemble with one GPU for members that need a missing package for more."""
+        return self.ensemble.as_installed(self.site.python)
 
     @cached_property
     def planner_options(self) -> Options:
@@ -349,7 +354,7 @@ def plan_from(request: PlanRequest) -> Plan:
             refuse_conflicts(ensemble.name, HOPS, launch=site.launch)
         return plan
     members = active_workloads(
-        *(ensemble, request.profiles, request.progress, request.size.gpus),
+        *(request.trainable, request.profiles, request.progress, request.size.gpus),
         in_lockstep=request.scenario.lockstep,
     )
     return data_parallel_plan(request, members, options)

@@ -30,6 +30,7 @@ from hetctl.model.run import LOCKSTEP
 from hetctl.model.serialization import encode
 from hetctl.model.site import InterNode, IntraNode, NodeLinks, Site, SiteKey
 from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_settings import missing_for_groups, of_one_gpu
 from hetctl.perf.rate_prediction import seen_overhead_s, seen_rates
 from hetctl.storage.run_state import state_in
 
@@ -138,6 +139,9 @@ def warnings_of(project: Project, ensemble: Ensemble, site: Site) -> list[str]:
             f"GPUs of {len(types)} types were measured at {site.name} ({', '.join(types)}), and plans go by"
             " the type measured last; if the site has them all, name them as `node_types` in its file"
         )
+    if ensemble != ensemble.as_installed(site.python) and site.gpus > 1:
+        limited = {code.framework for code in ensemble.codes if missing_for_groups(code.framework)}
+        warnings += map(of_one_gpu, sorted(limited))
     return warnings
 
 

@@ -61,7 +61,7 @@ class RunMembers:
         self._state = PATIENT.call(RunState, folder, spec.ensemble, spec.retries)
         self._take_written = take_written
         self._workloads = Workloads(
-            spec.ensemble,
+            spec.ensemble.as_installed(),
             self._profiles,
             gpus,
             in_lockstep=spec.sharing == LOCKSTEP,

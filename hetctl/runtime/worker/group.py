@@ -273,7 +273,7 @@ def join_group(
     except ImportError as error:
         raise BadInputError(
             f"a member with more than one GPU needs {backend.needs}: {error}",
-            "install it as docs/install.md says, or give the member max_gpus: 1",
+            "install it as docs/install.md says, or give the member gpus: 1",
         ) from None
     try:
         if rank_info.master is None:

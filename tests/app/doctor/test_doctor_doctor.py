@@ -42,7 +42,7 @@ def test_packages_of_all_frameworks_are_looked_for() -> None:
     uses = packages_of_nodes()
     assert uses.keys() >= {"hetctl", "tensorflow", "horovod", "torch", "mpi4py"}
     assert uses["torch"] == "members with framework pytorch need it"
-    assert uses["horovod"] == "members with framework tensorflow and more than one GPU need it"
+    assert uses["horovod"] == "members with framework tensorflow get one GPU each without it"
 
 
 def test_every_batch_system_has_its_queries():

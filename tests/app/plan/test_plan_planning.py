@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from workbench import new_project
 
@@ -121,3 +123,22 @@ def test_the_gain_of_balanced_batches_is_that_over_equal_ones(on_types, how):
 @pytest.mark.parametrize("how", [(), ("--mix-types", "--balance", "off")])
 def test_without_balanced_batches_over_types_there_is_no_gain(on_types, how):
     assert gains(on_types, *how) == {}
+
+
+def test_without_horovod_a_tensorflow_member_gets_one_gpu_and_the_plan_says_so(tmp_path, monkeypatch):
+    project = new_project(tmp_path / "project")
+    (project.path / "rates.csv").write_text(
+        "member,gpus,rate,samples\n" + "".join(f"{name},1,100,400\n{name},2,190,400\n" for name in "abc")
+    )
+    assert project.here("profile", "import", "rates.csv", "--site", "slurm").code == 0
+    command = ("plan", "--site", "slurm", "--gpus", "4", "--time", "1h", "--planner", "fixed-2", "--json")
+    with_horovod = project.here(*command)
+    monkeypatch.setitem(sys.modules, "horovod", None)
+    without = project.here(*command)
+    given = [
+        {allocation["gpus"] for one in plan.json["rounds"] for allocation in one["allocations"]}
+        for plan in (with_horovod, without)
+    ]
+    assert given == [{2}, {1}]
+    assert "no package horovod; install it as docs/install.md says" in without.stderr
+    assert "horovod" not in with_horovod.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import subprocess
 import sys
 from itertools import pairwise
@@ -249,3 +250,12 @@ def test_a_help_has_its_example_after_one_sentence(name):
     summary, example, *_ = inspect.cleandoc(HELPS[name].help).split("\n\n")
     assert summary[0].isupper()
     assert example.startswith("\b\nExample:")
+
+
+def test_a_command_that_needs_a_package_of_an_extra_says_which(project):
+    code = "import sys; sys.modules['ortools'] = None; from hetctl.cli.main import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "plan", "--site", "local", "--planner", "static", "--json"]
+    done = subprocess.run(command, cwd=project.path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 2
+    assert json.loads(done.stdout)["error"]["hint"] == "pip install 'hetctl[solvers]'"
+    assert "Traceback" not in done.stderr
