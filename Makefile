@@ -14,7 +14,7 @@ help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 	@echo "PYTHON=/path/to/python3.11 chooses the interpreter (3.11 or 3.12)."
 
-demo: setup-demo ## train the example ensemble on this machine, from profile to report
+demo: setup-demo ## train the example ensemble on this machine, and write its report
 	@.ci/demo
 
 horovod: setup-horovod ## build Horovod, for TensorFlow members on several GPUs: compiler and MPI come from apt
