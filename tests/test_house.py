@@ -358,6 +358,8 @@ def test_waits_and_clocks_are_injected_and_not_patched():
 USED_BY_OTHERS = {
     ("hetctl.examples.digits.digits", "input_fn"): "named in the example's ensemble file",
     ("hetctl.examples.digits.digits", "model_fn"): "named in the example's ensemble file",
+    ("hetctl.examples.digits-pytorch.digits", "input_fn"): "named in the example's ensemble file",
+    ("hetctl.examples.digits-pytorch.digits", "model_fn"): "named in the example's ensemble file",
     ("hetctl.images", "ImageFolder"): "for users' code",
     ("hetctl.images", "in_turn"): "for users' code",
     ("hetctl.images", "random_crop_and_flip"): "for users' code",

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from hetctl.cli.main import EXTRAS
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = ["ddp", "digits", "hugging-face", "hydra", "lightning"]
+EXAMPLES = ["ddp", "digits", "digits-pytorch", "hugging-face", "hydra", "lightning", "script"]
 LOOK = """
 import importlib.resources as resources, hetctl
 from pathlib import Path

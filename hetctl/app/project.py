@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -235,20 +236,31 @@ def _refuse_login_node(host: str) -> None:
     )
 
 
+IMPORTED_BY = {"digits": ("keras", "sklearn"), "digits-pytorch": ("torch", "sklearn"), "script": ()}
+"""Packages that examples import, those of functions first."""
+
+
 def examples() -> list[str]:
     """Return the names of the examples that come with hetctl."""
     folder = importlib.resources.files("hetctl.examples")
     return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "_")
 
 
-def start_project(folder: Path, example: str) -> list[Path]:
+def start_project(folder: Path, example: str | None) -> list[Path]:
     """Copy an example into a folder, which is created if needed; return the files.
+
+    Parameters
+    ----------
+    example : str or None
+        Name of the example; None: the first of `IMPORTED_BY` whose packages this Python has.
 
     Raises
     ------
     BadInputError
         If there is no such example, a file would be replaced, or the folder cannot be written.
     """
+    if example is None:
+        example = next(name for name, packages in IMPORTED_BY.items() if all(map(find_spec, packages)))
     if example not in examples():
         raise BadInputError(f"no example {example!r}", f"choose one of: {', '.join(examples())}")
     source = importlib.resources.files("hetctl.examples") / example

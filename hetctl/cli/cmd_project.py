@@ -14,8 +14,10 @@ from hetctl.cli.output import json_option, show
 
 @click.command("init")
 @click.argument("folder", type=click.Path(path_type=Path), default=".")
-@click.option("--example", metavar="NAME", default="digits", show_default=True, help="Copy this example.")
-def init_command(folder: Path, example: str) -> None:
+@click.option(
+    "--example", metavar="NAME", help="Copy this example.  [default: one that trains with what is installed]"
+)
+def init_command(folder: Path, example: str | None) -> None:
     """Create a project in FOLDER, by default this one, from an example.
 
     \b
@@ -26,9 +28,8 @@ def init_command(folder: Path, example: str) -> None:
     paths = start_project(folder, example)
     for path in paths:
         click.echo(f"wrote {path}")
-    rates = "profile import rates.csv" if folder / "rates.csv" in paths else "profile"
     enter = "" if folder.samefile(".") else f"cd {shlex.quote(str(folder))}; "
-    click.echo(f"next: {enter}hetctl {rates}")
+    click.echo(f"next: {enter}hetctl submit --wait")
 
 
 MOST_PARTITIONS = 10_000

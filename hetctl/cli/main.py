@@ -106,7 +106,7 @@ def cli(debug: bool) -> None:
     Example:
       hetctl init demo --example digits
       cd demo
-      hetctl profile --site local
+      hetctl submit --wait
     """
 
 

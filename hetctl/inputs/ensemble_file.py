@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from hetctl.inputs.member_entries import (
     points_of,
 )
 from hetctl.inputs.search_entries import SEARCH, as_trials, search_problems, trials_of
+from hetctl.inputs.user_modules import candidates, module_file, parsed
 from hetctl.inputs.validation import validate, value_of
 from hetctl.inputs.yaml_source import Location, dotted, read_yaml
 from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member, Partitions, TrainingCode
@@ -106,10 +106,13 @@ def read_ensemble(path: Path) -> Ensemble:
     except BadInputError as error:
         raise source.refusal([(SEARCH, error.message)]) from None
     folder = path.parent.resolve()
+    code = TrainingCode(COMMAND, Functions("", ""))
+    if model.functions:
+        code = code_of(model.framework, model.functions, model.data, folder)
     points = [*points_of(model), *(trials.points if trials else ())]
     members = as_trials(members_of(model, points, folder), trials)
     problems = [
-        *member_problems(model, points, members),
+        *member_problems(model, points, members, code.framework),
         *_function_problems(model, points, folder),
         *_code_problems(model, points),
         *_name_problems(points),
@@ -118,9 +121,6 @@ def read_ensemble(path: Path) -> Ensemble:
     ]
     if problems:
         raise source.refusal(problems)
-    code = TrainingCode(COMMAND, Functions("", ""))
-    if model.functions:
-        code = code_of(model.framework, model.functions, model.data, folder)
     return Ensemble(
         name=model.name,
         framework=code.framework,
@@ -221,13 +221,12 @@ def _entry_point_problem(function: str, folder: Path) -> str | None:
     None of the user's code is run.
     """
     module, name = function.split(":")
-    stem = Path(*module.split("."))
-    candidates = [stem.with_name(f"{stem.name}.py"), stem / "__init__.py"]
-    file = next((candidate for candidate in candidates if (folder / candidate).is_file()), None)
-    if file is None:
-        return f"there is no {candidates[0]} or {candidates[1]} in this file's folder"
+    path = module_file(module, folder)
+    if path is None:
+        return f"there is no {' or '.join(map(str, candidates(module)))} in this file's folder"
+    file = path.relative_to(folder)
     try:
-        names = _top_level_names((folder / file).read_bytes())
+        names = _top_level_names(parsed(path))
     except OSError as error:
         return f"{file} cannot be read: {error.strerror}"
     except SyntaxError as error:
@@ -240,12 +239,7 @@ def _entry_point_problem(function: str, folder: Path) -> str | None:
     return f"{file} defines no '{name}'" + suggestion(name, names)
 
 
-def _top_level_names(source: bytes) -> set[str]:
-    with warnings.catch_warnings():
-        # Parsing warns about invalid escapes and the like, which is not at issue here.
-        warnings.simplefilter("ignore")
-        # Bytes, not text: Python then honours the encoding that the first lines of the file declare.
-        tree = ast.parse(source)
+def _top_level_names(tree: ast.Module) -> set[str]:
     finder = _Finder()
     finder.visit(tree)
     return finder.names

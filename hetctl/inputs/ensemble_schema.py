@@ -23,7 +23,7 @@ from hetctl.inputs.member_schema import (
 )
 from hetctl.inputs.validation import SafeName, Strict, model_of, under
 from hetctl.model.searches import ASHA_VARIANTS, NamedPart, SearchBudget
-from hetctl.model.training_settings import USUAL_FRAMEWORK, BalanceSettings
+from hetctl.model.training_settings import BalanceSettings
 
 
 class MethodKeys(NamedTuple):
@@ -182,8 +182,10 @@ class EnsembleModel(Settings):
     """Networks that are trained on the same data."""
 
     name: SafeName = Field(description="Name of the ensemble, valid as a file name.")
-    framework: FrameworkName = Field(
-        default=USUAL_FRAMEWORK, description="Framework in which the networks are built."
+    framework: FrameworkName | None = Field(
+        default=None,
+        description="Framework in which the networks are built; null: the one that the module of model_fn"
+        " imports, or tensorflow.",
     )
     functions: FunctionsModel | None = Field(
         default=None, description="The user's functions; required unless all members have a command."

@@ -28,6 +28,7 @@ from hetctl.inputs.member_schema import (
     Settings,
 )
 from hetctl.inputs.quantities import parse_interval
+from hetctl.inputs.user_modules import framework_of
 from hetctl.inputs.validation import value_of
 from hetctl.inputs.yaml_source import Location
 from hetctl.model.combinations import NO_DIVISION, OWN_CODE, conflicts
@@ -161,10 +162,17 @@ def _code(ensemble: EnsembleModel, point: MemberEntry, folder: Path) -> Training
     return None if code == common else code
 
 
-def code_of(framework: str, functions: Functions, data: str | None, folder: Path) -> TrainingCode:
-    """Return framework, functions and data of a file; a path of data is relative to the file's folder."""
+def code_of(framework: str | None, functions: Functions, data: str | None, folder: Path) -> TrainingCode:
+    """Return framework, functions and data of a file; a path of data is relative to the file's folder.
+
+    Parameters
+    ----------
+    framework : str or None
+        Name in the file; None: the one that the functions need.
+    """
     located = data if data is None or "://" in data else os.path.normpath(folder / data)
-    return TrainingCode(framework, value_of(Functions, functions), located)
+    chosen = value_of(Functions, functions)
+    return TrainingCode(framework or framework_of(chosen, folder), chosen, located)
 
 
 def _member(common: dict[str, Any], point: MemberEntry, **more: Any) -> Member:
@@ -257,7 +265,7 @@ NEUTRAL = (None, False, (), EVERY_EPOCH, RANKS, Resume())
 
 
 def member_problems(
-    model: EnsembleModel, points: list[MemberEntry], members: list[Member]
+    model: EnsembleModel, points: list[MemberEntry], members: list[Member], framework: str
 ) -> Iterator[Problem]:
     """Yield the errors of an ensemble's members, each with its place.
 
@@ -267,13 +275,13 @@ def member_problems(
         Entries of the file that define the members, in the same order.
     """
     yield from _command_problems(model, points, members)
-    yield from _pair_problems(model, points, members)
+    yield from _pair_problems(model, points, members, framework)
     yield from _gpu_problems(model, points, members)
     yield from _shape_problems(model, points)
 
 
 def _pair_problems(
-    model: EnsembleModel, points: list[MemberEntry], members: list[Member]
+    model: EnsembleModel, points: list[MemberEntry], members: list[Member], framework: str
 ) -> Iterator[Problem]:
     """Yield keys that conflict with another, each place once."""
     found: dict[Location, str] = {}
@@ -287,7 +295,8 @@ def _pair_problems(
         places = common | {key: place for key in given if (place := _place_of(key, model, point))}
         if member.code:
             places[OWN_CODE] = (*point.where, min(OF_CODE & point.settings.model_fields_set))
-        if not FRAMEWORKS[member.code.framework if member.code else model.framework].can_divide:
+        entry = FRAMEWORKS.get(member.code.framework if member.code else framework)
+        if entry is None or not entry.can_divide:
             places[NO_DIVISION] = ()
         for each in conflicts(places):
             found.setdefault(places[each.one], f"does not go with {each.other}: {each.reason}; {each.hint}")
