@@ -91,6 +91,8 @@ class RunSpec:
     modules : mapping of str to str
         Digests of the user's modules by path in the ensemble's folder; the run keeps a copy of these. Empty:
         jobs import from that folder.
+    revision : str
+        Revision of the ensemble's folder when its modules were taken, as Git describes it; empty: none.
     given : mapping
         Values that the user gave for `site` (a name, or an absolute path), `account`, `launch`, `queue`
         and `planner`, which take precedence when the site file changes, and for `modules`.
@@ -119,6 +121,7 @@ class RunSpec:
     replay: str = ""
     preprocess: tuple[PreprocessPoint, ...] = ()
     modules: Mapping[str, str] = field(default_factory=dict)
+    revision: str = ""
     given: Mapping[str, str] = field(default_factory=dict)
     earlier_jobs: int = 0
     schema_version: int = SCHEMA_VERSION

@@ -33,6 +33,8 @@ class FrameworkEntry:
         Next step if its groups of GPUs do not communicate through NCCL.
     can_divide : bool
         True if it can divide parameters, gradients and optimizer state among a member's GPUs (``shard``).
+    endings : tuple of str
+        Endings of the files of weights that it writes, the usual one first.
     out_of_memory : tuple of str
         Names of its error classes for full memory of a GPU or the node.
     full_memory : tuple of str
@@ -46,6 +48,7 @@ class FrameworkEntry:
     preloaded: tuple[str, ...] = ()
     withheld: tuple[str, ...] = ()
     can_divide: bool = False
+    endings: tuple[str, ...] = ()
     out_of_memory: tuple[str, ...] = ()
     full_memory: tuple[str, ...] = ()
 
@@ -66,6 +69,7 @@ TENSORFLOW = FrameworkEntry(
     preloaded=TENSORBOARD,
     # keras.wrappers and keras.visualization import these, with SciPy: a third of TensorFlow's time.
     withheld=("sklearn", "matplotlib"),
+    endings=(".keras", ".weights.h5"),
     out_of_memory=("ResourceExhaustedError",),
     # An error of XLA, for which it has no class.
     full_memory=("RESOURCE_EXHAUSTED",),
@@ -77,6 +81,7 @@ PYTORCH = FrameworkEntry(
     nccl_fix="install a PyTorch for these GPUs: torch.cuda.is_available() is false on the nodes",
     preloaded=(*FIRST_USE["torch"], *TENSORBOARD),
     can_divide=True,
+    endings=(".pt", ".safetensors"),
     out_of_memory=("OutOfMemoryError",),
     # Errors of the node's memory, and of a GPU's outside its allocator, which have no class.
     full_memory=("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory"),

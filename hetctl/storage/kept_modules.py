@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from hetctl.storage.paths import RunFolder
 
 MOST_ENTRIES = 1_000
 MOST_BYTES = 20 * 2**20
+GIT_TIMEOUT_S = 5.0
+"""Seconds after which a slow file system counts as one without Git."""
 PACKAGE = "__init__.py"
 CACHE = "__pycache__"
 DYNAMIC = frozenset({"importlib", "runpy"})
@@ -116,9 +119,30 @@ def with_kept_modules(spec: RunSpec, folder: RunFolder) -> RunSpec:
     )
 
 
+def code_digest(modules: Mapping[str, str]) -> str:
+    """Return a digest of modules with these digests."""
+    return _digest(json.dumps(dict(sorted(modules.items()))).encode())
+
+
+def revision_of(folder: Path) -> str:
+    """Return the revision of a folder as Git describes it, with ``-dirty`` after edits; empty: none."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=GIT_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.strip()
+
+
 def _copy_of(modules: Mapping[str, str], folder: RunFolder) -> Path:
     # A run may take over edited modules while ranks of its last job still import from the earlier copy.
-    return folder.modules / _digest(json.dumps(dict(sorted(modules.items()))).encode())
+    return folder.modules / code_digest(modules)
 
 
 def _copy(spec: RunSpec, target: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import TrainingData
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks import GLOO, Framework, TrainableNetwork
-from hetctl.runtime.frameworks.stage_network import Chain
+from hetctl.runtime.frameworks.stage_network import Chain, SavedNetwork
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 from hetctl.runtime.worker.user_functions import UserFunctions
@@ -130,6 +131,10 @@ class Linear(Framework):
     def chain(self, member: Member, _functions: UserFunctions) -> Chain:
         """Refuse to cut the network."""
         raise BadInputError(f"linear classifiers have one layer: {member.name} cannot be cut into stages")
+
+    def write_weights(self, saved: SavedNetwork, _file: Path) -> str:
+        """Refuse to write a file."""
+        raise BadInputError(f"linear classifiers have no files of their own: {saved.member.name}")
 
     def clear(self) -> None:
         """Do nothing: a network goes with the last reference to it."""

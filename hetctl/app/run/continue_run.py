@@ -31,7 +31,7 @@ from hetctl.model.run import Budget, RunSpec
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
 from hetctl.storage.atomic_io import write_private
-from hetctl.storage.kept_modules import imported_modules, modules_of
+from hetctl.storage.kept_modules import imported_modules, modules_of, revision_of
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_state import state_in
 
@@ -161,6 +161,7 @@ def with_input(project: Project, spec: RunSpec, ensemble: Ensemble, requested: R
             requested.budget, since=used_until_now(state_in(project.home.run(spec.run), spec), ())
         ),
         modules=spec.modules if modules == KEPT else modules_of(ensemble),
+        revision=spec.revision if modules == KEPT else revision_of(Path(ensemble.folder)),
         given={**spec.given, **requested.given, **({"modules": modules} if modules else {})},
     )
 
@@ -190,7 +191,7 @@ def continued(
         imported = imported_modules(now.ensemble, {*spec.modules, *now.modules})
         refuse_edited_modules(differences(spec, now), spec.run, imported)
         # Others, such as notes beside them, are no reason for another copy.
-        now = replace(now, modules=spec.modules)
+        now = replace(now, modules=spec.modules, revision=spec.revision)
     if HOPPER in spec.phases:
         refuse_conflicts(
             *(now.ensemble.name, HOPS, *features_of(now.ensemble)), launch=site.launch, sharing=now.sharing

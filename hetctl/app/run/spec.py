@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from hetctl.app.plan.planning import AUTO, PlanRequest, saved_or_new_plan, with_profiles
 from hetctl.app.project import Project
@@ -24,7 +25,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.job import JobState, moved
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, USUAL_PLANNER, Plan
 from hetctl.model.run import RunSpec
-from hetctl.storage.kept_modules import modules_of
+from hetctl.storage.kept_modules import modules_of, revision_of
 
 
 def planned_run(
@@ -124,6 +125,7 @@ def new_spec(
         preprocess=tuple(catalog.preprocess(ensemble.name, request.site.name)),
         replay=str(project.home.run(run).replay.resolve()) if requested.replay else "",
         modules=modules_of(ensemble),
+        revision=revision_of(Path(ensemble.folder)),
     )
 
 

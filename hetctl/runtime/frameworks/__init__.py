@@ -20,7 +20,7 @@ from hetctl.model.interpreter import without_collections
 from hetctl.model.training_settings import FRAMEWORKS, FrameworkEntry
 from hetctl.runtime.data.batches import Arrays, Batches, TrainingData
 from hetctl.runtime.data.loaders import Samples
-from hetctl.runtime.frameworks.stage_network import Chain, StatefulNetwork, TensorMemory
+from hetctl.runtime.frameworks.stage_network import Chain, SavedNetwork, StatefulNetwork, TensorMemory
 from hetctl.runtime.worker.group import CollectiveBackend, Group
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.user_functions import (
@@ -257,6 +257,26 @@ class Framework(CollectiveBackend, ABC):
         self, member: Member, functions: UserFunctions, group: Group, sample: Samples
     ) -> TrainableNetwork:
         """Build a member's network; `sample` is one batch, for layers that take their shapes from inputs."""
+
+    @abstractmethod
+    def write_weights(self, saved: SavedNetwork, file: Path) -> str:
+        """Write the weights of a checkpoint into a file that the framework itself loads.
+
+        Parameters
+        ----------
+        file : Path
+            File with one of the endings in `FrameworkEntry.endings`.
+
+        Returns
+        -------
+        str
+            What has to be known to load it; empty if nothing has.
+
+        Raises
+        ------
+        BadInputError
+            If the file cannot hold the network.
+        """
 
     @abstractmethod
     def chain(self, member: Member, functions: UserFunctions) -> Chain:

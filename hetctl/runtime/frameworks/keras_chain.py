@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.keras_model import compiled_model, deferred_values, give_values
 from hetctl.runtime.frameworks.keras_stages import KerasStage, TrainedWith
+from hetctl.runtime.frameworks.stage_network import LAYER, Tensor
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 HINT = "return a keras.Sequential, or a functional model with places where one tensor alone passes"
@@ -90,11 +91,21 @@ class KerasChain:
         like : KerasTensor or array
             Inputs: their shape without the first axis, and their type.
         """
-        inputs = keras.Input(like.shape[1:], dtype=keras.backend.standardize_dtype(like.dtype))
-        flat = keras.Model(inputs, _unnested(model, inputs))
-        segments = list(_cut(flat))
+        segments = _segments_of(model, like)
         _check_shared(self._member.name, segments)
         return segments
+
+
+def assign_layers(model: Any, arrays: Mapping[str, Tensor]) -> None:
+    """Assign to the variables of a built model what a pipeline has saved layer by layer."""
+    for layer, segment in enumerate(_segments_of(model, model.inputs[0])):
+        for number, variable in enumerate(_variables(segment)):
+            variable.assign(arrays[f"{LAYER.format(layer)}{number:04d}"])
+
+
+def _segments_of(model: Any, like: Any) -> list[Segment]:
+    inputs = keras.Input(like.shape[1:], dtype=keras.backend.standardize_dtype(like.dtype))
+    return list(_cut(keras.Model(inputs, _unnested(model, inputs))))
 
 
 def _check(name: str, model: Any) -> None:

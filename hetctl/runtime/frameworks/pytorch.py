@@ -6,6 +6,7 @@ import gc
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks import Framework, TrainableNetwork
-from hetctl.runtime.frameworks.stage_network import TensorMemory
+from hetctl.runtime.frameworks.stage_network import SavedNetwork, TensorMemory
 from hetctl.runtime.frameworks.torch_batches import (
     DeviceCopies,
     accept_lone_samples,
@@ -319,6 +320,13 @@ class PyTorch(Framework):
             return sharded_network(parts, member, functions, group, sample, device)
         make_parameters(parts, sample, device)
         return TorchNetwork(parts, member, functions, group, device)
+
+    def write_weights(self, saved: SavedNetwork, file: Path) -> str:
+        """Write a ``state_dict``."""
+        # Only exports need it.
+        from hetctl.runtime.frameworks.torch_weights import write_weights
+
+        return write_weights(saved, file)
 
     def chain(self, member: Member, functions: UserFunctions) -> TorchChain:
         """Call ``model_fn`` with memory for few weights at a time.

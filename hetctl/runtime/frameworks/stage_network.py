@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from hetctl.model.ensemble import Member
 from hetctl.runtime.data.loaders import Samples
 
 Tensor = npt.NDArray[Any]
@@ -19,6 +21,36 @@ Tensor = npt.NDArray[Any]
 Arguments may be read-only, and are not used after the return. Returned activations and gradients may share
 memory with the network: send or copy them before the next call, and do not change them.
 """
+
+
+LAYER = "layer-{}/"
+"""Prefix of the names of a layer's arrays in the checkpoint of a pipeline, from the layer's number."""
+
+
+@dataclass(frozen=True)
+class SavedNetwork:
+    """A member's network in a checkpoint, to be written as a file of its framework.
+
+    Parameters
+    ----------
+    shards : Path or None
+        Folder of the parts of a sharded network.
+    build : callable
+        Function that calls ``model_fn`` with the member's config.
+    sample : callable
+        Function that returns a batch of one sample, for networks that take their shapes from inputs.
+    """
+
+    member: Member
+    arrays: Mapping[str, Tensor]
+    shards: Path | None
+    build: Callable[[], Any]
+    sample: Callable[[], Samples]
+
+    @property
+    def is_pipeline(self) -> bool:
+        """True if stages have written it layer by layer."""
+        return any(name.startswith(LAYER.format(0)) for name in self.arrays)
 
 
 PassedTensor = Any

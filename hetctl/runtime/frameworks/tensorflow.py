@@ -28,7 +28,7 @@ from hetctl.runtime.frameworks import GLOO, NCCL, Framework
 from hetctl.runtime.frameworks.keras_chain import KerasChain
 from hetctl.runtime.frameworks.keras_model import compiled_model
 from hetctl.runtime.frameworks.keras_network import KerasNetwork, horovod, make_variables
-from hetctl.runtime.frameworks.stage_network import Tensor
+from hetctl.runtime.frameworks.stage_network import SavedNetwork, Tensor
 from hetctl.runtime.horovod_rendezvous import horovod_rendezvous
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import Group, ProcessGroup
@@ -84,6 +84,13 @@ class TensorFlow(Framework):
         model = compiled_model(functions.model_fn(dict(member.config)), member.name)
         make_variables(model, *sample)
         return KerasNetwork(model, member, functions, group)
+
+    def write_weights(self, saved: SavedNetwork, file: Path) -> str:
+        """Write a model or its weights."""
+        # Only exports need it.
+        from hetctl.runtime.frameworks.keras_weights import write_weights
+
+        return write_weights(saved, file)
 
     def chain(self, member: Member, functions: UserFunctions) -> Any:
         """Call ``model_fn`` without memory for weights.

@@ -137,6 +137,11 @@ def _modules(model: nn.Module, path: str = "") -> dict[str, nn.Module]:
     return modules
 
 
+def layer_paths(model: nn.Module) -> list[str]:
+    """Return the names in a model of the layers into which it is cut, in order."""
+    return [name.rpartition("-")[0] for name in _modules(model)]
+
+
 def _is_plain(module: nn.Module | None) -> bool:
     """Return true if the module only calls its children one after the other."""
     return (

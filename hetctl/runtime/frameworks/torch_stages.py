@@ -15,6 +15,7 @@ from torch.func import functional_call
 
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks.stage_network import (
+    LAYER,
     ComputeTime,
     PassedTensor,
     RecomputedPass,
@@ -255,13 +256,13 @@ class TorchStage(StageNetwork):
             state = self._layer_state(layer)
             if layer == self.layers.start:
                 state["generators"] = generators()
-            saved |= {f"layer-{layer}/{name}": array for name, array in pack(state).items()}
+            saved |= {f"{LAYER.format(layer)}{name}": array for name, array in pack(state).items()}
         return saved
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
         """Restore the state of its layers; the generators only if a saved stage began with the same layer."""
         try:
-            states = {layer: unpack(_inside(arrays, f"layer-{layer}/")) for layer in self.layers}
+            states = {layer: unpack(_inside(arrays, LAYER.format(layer))) for layer in self.layers}
             self._part_from_version()
             for layer, state in states.items():
                 for name, holder in self._holders(layer).items():
