@@ -14,7 +14,7 @@ from hetctl.app.plan.planning import AUTO, check_planner, chosen
 from hetctl.app.profile.catalog_profiles import profiles_at
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
-from hetctl.model.combinations import NO_FLOTILLAS, features_of, refuse_conflicts
+from hetctl.model.combinations import NO_FLOTILLAS, SEVERAL_TYPES, features_of, refuse_conflicts
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import USUAL_PLANNER
@@ -25,6 +25,7 @@ from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.planners.base import options_from
+from hetctl.scheduling.simulate.rate_learner import RateLearner
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario, WorkEstimate
 from hetctl.scheduling.simulate.simulate_run import simulate
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 GPUS_PER_NODE = 4
 """Default number, if neither the user nor the profile's site gives one."""
-OF_SCENARIO = ("restart_s", "wall_s", "sample_members", "arrival_mean_s", "node_mtbf_s")
+OF_SCENARIO = ("restart_s", "wall_s", "sample_members", "arrival_mean_s", "node_mtbf_s", "learn_rates_s")
 """Parts of a request that are reported with its result."""
 
 
@@ -66,6 +67,9 @@ class SimulateRequest:
         Mean time between failures of a node in seconds; None: no failures.
     predicted : bool
         True if planners see the work left only as predicted from the losses so far.
+    learn_rates_s : float or None
+        Seconds of training on a number of GPUs after which planners see the rate there; None: they know all
+        rates from the start.
     """
 
     ensemble: Ensemble
@@ -81,6 +85,7 @@ class SimulateRequest:
     lockstep: bool = False
     node_mtbf_s: float | None = None
     predicted: bool = False
+    learn_rates_s: float | None = None
 
     def __post_init__(self) -> None:
         """Raise BadInputError on an unknown planner or wrong option before any file is opened."""
@@ -108,11 +113,13 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     planned = active_workloads(request.ensemble, profiles, {}, sum(request.gpus.values()))
     members = _as_restarting(planned, request.restart_s)
     arrivals = _arrivals(members, request, options.seed)
-    expected = _foreseen(arrivals, request, options.seed) if request.planner == AUTO else arrivals
+    learner = _learner(arrivals, request)
+    expected = _foreseen(arrivals, request, options.seed, learner) if request.planner == AUTO else arrivals
     choice = chosen(request.planner, expected, replace(scenario, failures=None), options)
     if request.lockstep and not choice.planner.trains_as_group:
         refuse_conflicts(choice.planner.name, NO_FLOTILLAS, sharing=LOCKSTEP)
     estimator = _estimator(arrivals, request, options.seed)
+    scenario = replace(scenario, rate_learner=learner)
     search = _search(members, request, options.seed)
     if search is None:
         result = simulate(choice.planner, arrivals, replace(scenario, work_estimator=estimator), options)
@@ -293,8 +300,36 @@ def _estimator(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int)
     return WorkEstimator([arrival.workload for arrival in arrivals], seed)
 
 
-def _foreseen(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int) -> Sequence[Arrival]:
-    """Return the arrivals with their work as estimated at the start."""
+def _learner(arrivals: Sequence[Arrival], request: SimulateRequest) -> RateLearner | None:
+    """Return what planners learn of the rates; None if they know them.
+
+    Raises
+    ------
+    BadInputError
+        If the rates depend on the type of GPU, or the ensemble has a search.
+    """
+    if request.learn_rates_s is None:
+        return None
+    refuse_conflicts(
+        *(request.ensemble.name, *features_of(request.ensemble)),
+        *("--learn-rates", *([SEVERAL_TYPES] if len(request.gpus) > 1 else [])),
+    )
+    members = {member.name: member for member in request.ensemble.members}
+    drawn = [
+        replace(members[workload.family or workload.name], name=workload.name, max_gpus=workload.max_gpus)
+        for workload in (arrival.workload for arrival in arrivals)
+    ]
+    others = (member for name, member in members.items() if all(name != one.name for one in drawn))
+    ensemble = replace(request.ensemble, members=(*drawn, *others))
+    return RateLearner(ensemble, sum(request.gpus.values()), request.learn_rates_s)
+
+
+def _foreseen(
+    arrivals: Sequence[Arrival], request: SimulateRequest, seed: int, learner: RateLearner | None
+) -> Sequence[Arrival]:
+    """Return the arrivals with their work and rates as estimated at the start."""
+    if learner is not None:
+        arrivals = [replace(arrival, workload=learner.seen(arrival.workload)) for arrival in arrivals]
     estimator = _estimator(arrivals, request, seed)
     if estimator is None:
         return arrivals

@@ -263,6 +263,12 @@ OF_TABLES = [
     show_default=True,
     help="Tell planners the work left exactly, or as predicted from the loss so far.",
 )
+@click.option(
+    "--learn-rates",
+    "learn_rates_s",
+    type=seconds(least=0),
+    help="Tell planners a rate only once a member has trained for this time on that number of GPUs.",
+)
 @click.option("--report", type=OutputFile(), help="Write a page, with a Gantt chart of members or hops.")
 @click.option(
     "--trace", type=OutputFile(), help="Write a line of JSON for each interval of a member, or hop."

@@ -11,6 +11,7 @@ from hetctl.model.errors import BadInputError
 HOPS, STAGES, NO_FLOTILLAS = "a member that hops", "a pipeline", "a planner without flotillas"
 NO_DIVISION = "a framework that cannot divide networks"
 """Feature of a member whose framework conflicts with `shard`."""
+SEVERAL_TYPES = "several types of GPU"
 OWN_CODE = "code of a member's own"
 """Feature of a member with a framework, functions or data of its own."""
 
@@ -65,11 +66,12 @@ TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str], ...] = (
     (("--for",), ("functions",), "they are measured until their rates are known", "leave it out"),
     (("--sharing lockstep",), ("search",), "trials come while others train", "use --sharing cached"),
     (
-        ("--replay", "--sample-members", "--arrival-mean", "--work predicted"),
+        ("--replay", "--sample-members", "--arrival-mean", "--work predicted", "--learn-rates"),
         ("search",),
         "trials come when the search asks for them",
         "leave the option out",
     ),
+    (("--learn-rates",), (SEVERAL_TYPES,), "the types have rates of their own", "use GPUs of one type"),
     (
         ("--sharing lockstep",),
         (OWN_CODE,),

@@ -85,7 +85,7 @@ class Workload:
     @property
     def is_guess(self) -> bool:
         """True if no rate of the member is known, not even on its least number of GPUs."""
-        return self.spread.get(self.min_gpus, 0.0) > 0 and len(self.spread) == len(self.rates)
+        return bool(self.spread) and self.rates.keys() <= self.spread.keys()
 
     @property
     def gpu_rate(self) -> float:

@@ -179,8 +179,9 @@ def predicted_profile(member: str, nearest: MemberProfile) -> MemberProfile:
 
 USUAL_LEVEL = math.log(100.0), 3.0
 """Logarithm of a rate in samples/s before any is known, and its standard error."""
-LEVEL_ERROR = 0.3
-"""Standard error of the logarithm of a rate by the regression: what configs do not tell of it."""
+LEVEL_ERROR, LEVEL_POINTS = 0.3, 5
+"""Standard error of the logarithm of a rate by the regression, which is what configs do not tell of it; it
+counts as much as so many residuals."""
 SLOPE = 1.0
 """Standard deviation of the regression's factors: a rate in proportion to a number has the factor 1."""
 
@@ -223,10 +224,13 @@ def estimated_levels(
     mean, spread = USUAL_LEVEL
     measured = rows[[index[name] for name in known]]
     off = np.array([math.log(rate) - mean for rate in known.values()])
-    precision = np.diag([spread**-2, *[SLOPE**-2] * len(found)]) + measured.T @ measured / LEVEL_ERROR**2
-    covariance = np.linalg.inv(precision)
-    factors = covariance @ measured.T @ off / LEVEL_ERROR**2
-    variances = np.einsum("ij,jk,ik->i", rows, covariance, rows) + LEVEL_ERROR**2
+    prior, error = np.diag([spread**-2, *[SLOPE**-2] * len(found)]), LEVEL_ERROR
+    for _ in range(2):
+        covariance = np.linalg.inv(prior + measured.T @ measured / error**2)
+        factors = covariance @ measured.T @ off / error**2
+        squares = LEVEL_POINTS * LEVEL_ERROR**2 + float(np.sum((off - measured @ factors) ** 2))
+        error = math.sqrt(squares / (LEVEL_POINTS + len(off)))
+    variances = np.einsum("ij,jk,ik->i", rows, covariance, rows) + error**2
     logs = rows @ factors + mean
     return {
         name: Level(float(logs[at]), math.sqrt(variances[at]))

@@ -26,7 +26,7 @@ RECENT_RESTARTS = 9
 
 USUAL_EPOCH = 10_000
 """Samples of an epoch before the length of any is known."""
-MANY, NEWS = 200, 1.1
+MANY, NEWS = 50, 1.1
 """Number of known rates from which on they have to grow by a factor before members are estimated anew: with
 thousands of members, each rate would otherwise change all others."""
 

@@ -43,6 +43,8 @@ class RunningTask:
         Rate that the planner last knew, in samples/s.
     since_s : float
         Start of its group.
+    is_guess : bool
+        True while `rate` is an estimate.
     done : bool
         True once the state after its visit is in a store; its end follows.
     """
@@ -53,6 +55,7 @@ class RunningTask:
     since_s: float
     stopping: bool = False
     done: bool = False
+    is_guess: bool = False
 
 
 @dataclass(frozen=True)

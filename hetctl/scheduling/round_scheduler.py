@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hetctl.model.events import CLEAN_EXITS, ExitReason
 from hetctl.model.plan import Allocation
@@ -14,7 +14,15 @@ from hetctl.perf.rate_prediction import is_noteworthy
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import EndJob, EndRound, Start, Task
 from hetctl.scheduling.job_scheduler import DEADLINE, FINISHED, JobScheduler, Observer
-from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, plan_fitting
+from hetctl.scheduling.planners.base import (
+    Decision,
+    Options,
+    Planner,
+    Request,
+    RunningMember,
+    WaitingQueue,
+    plan_fitting,
+)
 
 POLL_S = 0.05
 """Least time between two calls of the planner, in seconds; changes meanwhile are handled together."""
@@ -90,8 +98,6 @@ class RoundScheduler(JobScheduler):
         self._rounds: dict[int, OpenRound] = {}
         self._pending: list[Allocation] = []
         self._no_room: dict[str, int] = {}
-        self._unrated: set[str] = set()
-        """Members in training none of whose rates was known at their start."""
         self._deferred_until_s: dict[str, float] = {}
         self._refused: tuple[str, float] | None = None
         self._replan_at_s, self._plan_from_s = math.inf, -math.inf
@@ -156,13 +162,12 @@ class RoundScheduler(JobScheduler):
             del self._rounds[ended.round]
 
     def _on_rate_seen(self, event: events.RateSeen) -> None:
-        """Call an elastic planner again for a member's first rate, or one far from the planned one."""
+        """Call an elastic planner again if a rate differs much from the planned one, or that was a guess."""
         task = self.running.get(event.member)
-        if task is None or self._planner.paradigm != "elastic":
+        if not task or self._planner.paradigm != "elastic":
             return
-        if event.member in self._unrated or is_noteworthy(task.rate, event.rate):
-            self._unrated.discard(event.member)
-            task.rate, self._changed = event.rate, True
+        if task.is_guess or is_noteworthy(task.rate, event.rate):
+            task.rate, task.is_guess, self._changed = event.rate, False, True
 
     def _stop_round(self, number: int, reason: str, *, at_once: bool = False) -> None:
         stopped = self._rounds[number]
@@ -210,12 +215,12 @@ class RoundScheduler(JobScheduler):
         self._changed = False
         seen = self._observer.seen(now_s, self.running, self._deferred(now_s))
         request = Request(
-            workloads=seen.waiting,
+            workloads=_with_least_gpus(seen.waiting),
             nodes=self.pool.free,
             gpus=self.pool.gpus,
             round_index=self._next_round,
             options=self._options,
-            held=seen.held if self._planner.paradigm == "elastic" else (),
+            held=_held_as_guessed(seen.held) if self._planner.paradigm == "elastic" else (),
             cluster=tuple(self.pool.nodes.values()),
             now_s=now_s,
             planner_state=self._planner_state,
@@ -315,11 +320,12 @@ class RoundScheduler(JobScheduler):
     ) -> None:
         number, self._next_round = self._next_round, self._next_round + 1
         held = {allocation.member: allocation.gpus for allocation in allocations}
-        self._unrated.update(name for name in held if left[name].is_guess)
         self._rounds[number] = OpenRound(sum(held.values()), held, set(held))
         tasks = tuple(Task(allocation) for allocation in allocations)
         for task in tasks:
             self._run(task, number, self._start_s(now_s))
+            spread = left[task.name].spread.get(task.allocation.gpus, 0.0)
+            self.running[task.name].is_guess = spread > 0
         ends = [(task_s(left[a.member], a.rate), a.gpus) for a in allocations]
         self._commands.append(Start(number, tasks, round_s(ends, self._alpha), self._planner_state))
         self._fresh = False
@@ -330,6 +336,24 @@ class RoundScheduler(JobScheduler):
         if now_s < self._launch_from_s:
             return self._launch_from_s
         return min(self._replan_at_s, max(self._plan_from_s, now_s) if self._is_planning_due() else math.inf)
+
+
+def _with_least_gpus(workloads: Sequence[Workload]) -> Sequence[Workload]:
+    """Return the members, those without any known rate on their least number of GPUs only.
+
+    Their rate is known some seconds after they begin there, and until then a plan has nothing to go by.
+    """
+    if isinstance(workloads, WaitingQueue) and not workloads.guesses:
+        return workloads
+    return [_on_least(workload) if workload.is_guess else workload for workload in workloads]
+
+
+def _held_as_guessed(held: Sequence[RunningMember]) -> tuple[RunningMember, ...]:
+    return tuple(replace(h, workload=_on_least(h.workload)) if h.workload.is_guess else h for h in held)
+
+
+def _on_least(workload: Workload) -> Workload:
+    return replace(workload, rates={workload.min_gpus: workload.least_rate})
 
 
 def should_stop(

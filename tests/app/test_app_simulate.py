@@ -63,6 +63,13 @@ def test_expected_rates_are_taken_for_the_true_ones(project: Project, planner: s
     assert result.ratio >= 1.0
 
 
+def test_rates_may_have_to_be_learned(project: Project) -> None:
+    learned = run_simulation(project, request(planner="fluid", restart_s=10.0, learn_rates_s=3.0))
+    assert learned.simulation.ratio >= 1
+    often = request(planner="auto", restart_s=1.0, learn_rates_s=3.0, sample_members=5)
+    assert len(run_simulation(project, often).simulation.members) == 5
+
+
 def test_each_job_after_a_round_limit_restarts(project: Project) -> None:
     limited = run_simulation(project, request(gpus=1, restart_s=2.0, wall_s=15)).simulation
     assert [i.restart_s for i in limited.intervals if i.member == "b"] == [0.0, 2.0, 2.0]

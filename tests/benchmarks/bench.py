@@ -36,6 +36,7 @@ import hoho_bench
 import hop_state_bench
 import hop_transfer_bench
 import hopper_bench
+import learning_bench
 import loss_curves
 import outage_bench
 import overlap_bench
@@ -395,6 +396,7 @@ SECTIONS: dict[str, Section] = {
     "clairvoyant-wide": partial(clairvoyant, epochs=fleet.WIDE_EPOCHS),
     "predicted": predicted,
     "predicted-curves": curves,
+    "learning": learning_bench.table,
     "scaling": scaling_bench.table,
     "static": static,
     "doubling": doubling,

@@ -42,11 +42,12 @@ LOSSES = (0.02, 0.06)
 def members(seed: int, gpus: int, epochs: tuple[int, int] = EPOCHS) -> list[Workload]:
     """Return the ensemble; only how far the rate curves go depends on `gpus`."""
     draw = random.Random(seed)
-    singles = [SLOWEST, *(_single_rate(draw) for _ in range(MEMBERS - 2)), FASTEST]
+    singles = [SLOWEST, *(single_rate(draw) for _ in range(MEMBERS - 2)), FASTEST]
     return [_member(index, single, gpus, epochs, draw) for index, single in enumerate(singles)]
 
 
-def _single_rate(draw: random.Random) -> float:
+def single_rate(draw: random.Random) -> float:
+    """Draw the rate of a member on one GPU."""
     return min(max(draw.lognormvariate(math.log(MEDIAN), SIGMA), SLOWEST), FASTEST)
 
 

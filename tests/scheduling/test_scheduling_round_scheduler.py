@@ -246,6 +246,24 @@ def test_a_job_continues_until_its_last_node_is_lost() -> None:
     assert bench.at(3.0, *last, NodeLost(3.0, "node-1"))[-1] == EndJob("node-failure")
 
 
+def test_a_rate_that_was_a_guess_triggers_a_call_whatever_it_is() -> None:
+    asked: list[list[int]] = []
+
+    def decide(request: Request) -> Decision:
+        known = [*request.workloads, *(held.workload for held in request.held)]
+        asked.append(list(known[0].rates))
+        return one_each(request)
+
+    bench = Bench(Planner("p", "elastic", decide), "a")
+    known = bench.members["a"]
+    bench.members["a"] = replace(known, spread=dict.fromkeys(known.rates, 1.0))
+    bench.at(0.0)
+    bench.members["a"] = known
+    bench.at(1.0, RateSeen(1.0, "a", 10.0))
+    bench.at(2.0, RateSeen(2.0, "a", 10.0))
+    assert asked == [[1], [1, 2, 3, 4]]
+
+
 def test_a_returned_node_is_used_once_its_last_group_has_ended() -> None:
     def widest_first(request: Request) -> Decision:
         """Give the first member all free nodes."""

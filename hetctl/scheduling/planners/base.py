@@ -36,12 +36,14 @@ class WaitingQueue(list[Workload]):
         The workloads by name.
     largest_min_gpus : int
         Number of GPUs that is enough for each of them.
+    guesses : int
+        Number of those without any known rate.
     """
 
     def __init__(self, key: Callable[[Workload], Any], workloads: Iterable[Workload] = ()) -> None:
         super().__init__()
         self.by_name: dict[str, Workload] = {}
-        self.largest_min_gpus = 0
+        self.largest_min_gpus = self.guesses = 0
         self._key = key
         self._numbers: dict[str, int] = {}
         self._interruptions_s: list[float] = []
@@ -60,6 +62,7 @@ class WaitingQueue(list[Workload]):
         number = self._numbers.setdefault(workload.name, len(self._numbers))
         insort(self, workload, key=self._place)
         self.by_name[workload.name] = workload
+        self.guesses += workload.is_guess
         insort(self._interruptions_s, workload.interruption_s)
         if workload.min_gpus > self.largest_min_gpus:
             # It may be too wide for the cluster: only a new backlog tells.
@@ -71,6 +74,7 @@ class WaitingQueue(list[Workload]):
         """Remove the workload of that name."""
         workload, number = self.by_name.pop(name), self._numbers[name]
         del self[bisect_left(self, self._place(workload), key=self._place)]
+        self.guesses -= workload.is_guess
         del self._interruptions_s[bisect_left(self._interruptions_s, workload.interruption_s)]
         if self._backlog:
             self._backlog.remove(number, workload)

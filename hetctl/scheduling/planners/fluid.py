@@ -11,9 +11,11 @@ computed again after each change from the work then left, so a member catches up
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import merge
+from statistics import NormalDist
 
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import Envelope, WaitingMember, envelope_of, fluid_time
@@ -67,7 +69,9 @@ class FluidCandidate:
 
     def seconds_on(self, gpus: int) -> float:
         """Return the seconds of the work left on `gpus` GPUs, without start-up."""
-        return self.workload.samples_left / self.workload.rates[gpus]
+        rates = self.workload.rates
+        # Its present GPUs may have turned out to be more than it can use.
+        return self.workload.samples_left / rates.get(gpus, rates[min(gpus, self.workload.max_gpus)])
 
     def grow(self, capacity: NodeCapacity, gpus: int) -> None:
         """Increase its GPUs up to `gpus`, as far as there is room; it never gets some but too few."""
@@ -108,13 +112,32 @@ def _candidates(request: Request) -> tuple[list[FluidCandidate], Iterator[FluidC
     near_s = request.planner_state - request.now_s if request.planner_state is not None else 0.0
     time_s = fluid_time(works, request.gpus, near_s, backlog)
 
-    def waits(one: WaitingMember) -> FluidCandidate:
-        return _mixed(FluidCandidate(one.workload, one.envelope, number=-one.place), time_s)
+    interruption_s = max((h.workload.interruption_s for h in request.held), default=0.0)
 
-    urgent_s = URGENT * time_s
+    def waits(one: WaitingMember) -> FluidCandidate:
+        job = _mixed(FluidCandidate(one.workload, one.envelope, number=-one.place), time_s)
+        # Its rate is known seconds after it begins, for which another member has to stop.
+        if excess_s(one.workload, time_s) > interruption_s / request.gpus:
+            job.share_s = math.inf
+        return job
+
+    # The backlog is in order of expected times, and a guess may take much longer.
+    urgent_s = 0.0 if request.waiting.guesses else URGENT * time_s
     jobs = [*(_mixed(job, time_s) for job in held), *map(waits, backlog.longer_than(urgent_s))]
     jobs.sort(key=lambda job: job.number)
     return jobs, map(waits, backlog.others(urgent_s)), time_s
+
+
+def excess_s(workload: Workload, time_s: float) -> float:
+    """Return the expected seconds by which a member without any known rate takes longer than the time left.
+
+    That is what it can cost to learn of it late. Its time has a log-normal distribution; all others return 0.
+    """
+    if not workload.is_guess or not time_s:
+        return 0.0
+    spread, median_s = workload.spread[workload.min_gpus], workload.samples_left / workload.least_rate
+    at, normal = math.log(max(median_s, 1e-9) / time_s) / spread, NormalDist()
+    return median_s * math.exp(spread**2 / 2) * normal.cdf(at + spread) - time_s * normal.cdf(at)
 
 
 def _mixed(job: FluidCandidate, time_s: float) -> FluidCandidate:

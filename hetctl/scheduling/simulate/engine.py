@@ -8,6 +8,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.events import ExitReason
@@ -18,6 +19,7 @@ from hetctl.scheduling.events import (
     JobOpened,
     MemberArrived,
     NodeLost,
+    RateSeen,
     SchedulingEvent,
     TaskEnded,
     Tick,
@@ -31,7 +33,7 @@ from hetctl.scheduling.simulate.simulated_task import SimulatedTask, after_failu
 Note = Callable[[Request, Decision], None]
 
 
-TASK_ENDS, NODE_FAILS, NODE_RETURNS = range(3)
+TASK_ENDS, NODE_FAILS, NODE_RETURNS, RATE_KNOWN = range(4)
 """Kinds of events on the virtual clock; simultaneous ones occur in this order."""
 
 
@@ -51,7 +53,7 @@ class Engine:
         note: Note | None = None,
         successors: Successors | None = None,
     ) -> None:
-        self._members = SimulatedMembers(planner, options, scenario.work_estimator)
+        self._members = SimulatedMembers(planner, options, scenario.work_estimator, scenario.rate_learner)
         self.tasks = self._members.tasks
         self.planning_s: list[float] = []
         self.now = 0.0
@@ -149,7 +151,7 @@ class Engine:
                     self._ended = command
 
     def _start(self, command: Start) -> None:
-        allocations = [task.allocation for task in command.tasks]
+        allocations = [self._as_it_is(task.allocation) for task in command.tasks]
         start_s = self.now if self._fresh else self.now + self._timing.round_overhead_s
         rate = min(a.rate for a in allocations) if self._is_lockstep else None
         self._rounds[command.round] = set()
@@ -160,8 +162,16 @@ class Engine:
             index = self._members.begin(task)
             self._rounds[command.round].add(index)
             self._expect(index)
+            if learner := self._scenario.rate_learner:
+                heapq.heappush(self._queue, (task.ready_s + learner.known_s, RATE_KNOWN, index, ""))
         self._next_round, self._planner_state = command.round + 1, command.planner_state
         self._fresh = False
+
+    def _as_it_is(self, allocation: Allocation) -> Allocation:
+        """Return an allocation with the member's true rate."""
+        if self._scenario.rate_learner is None:
+            return allocation
+        return replace(allocation, rate=self._members.unfinished[allocation.member].rates[allocation.gpus])
 
     @property
     def _is_lockstep(self) -> bool:
@@ -183,10 +193,11 @@ class Engine:
 
     def _is_stale(self, due: tuple[float, int, int, str]) -> bool:
         at_s, kind, index, _ = due
-        if kind != TASK_ENDS:
+        if kind not in (TASK_ENDS, RATE_KNOWN):
             return False
         task = self.tasks[index]
-        return task.end_s != at_s or self._members.running.get(task.workload.name) != index
+        has_moved = kind == TASK_ENDS and task.end_s != at_s
+        return has_moved or self._members.running.get(task.workload.name) != index
 
     def _due_events(self) -> Iterator[SchedulingEvent]:
         """Yield all events that are due by now."""
@@ -198,12 +209,20 @@ class Engine:
             elif kind == NODE_RETURNS:
                 # The next job uses it.
                 self._down.discard(node)
+            elif kind == RATE_KNOWN and not self._is_stale(due):
+                yield self._see_rate(index)
             elif not self._is_stale(due):
                 yield self._end(index, ExitReason.STOPPED)
         while self._arrivals and self._arrivals[0].at_s <= self.now:
             workload = self._arrivals.popleft().workload
             self._members.add(workload)
             yield MemberArrived(self.now, workload.name)
+
+    def _see_rate(self, index: int) -> RateSeen:
+        allocation = self.tasks[index].allocation
+        assert self._scenario.rate_learner is not None
+        self._scenario.rate_learner.report(allocation.member, allocation.gpus, allocation.rate)
+        return RateSeen(self.now, allocation.member, allocation.rate)
 
     def _fail_node(self, node: str) -> Iterator[SchedulingEvent]:
         """Let a node fail, and all tasks with GPUs on it."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
+from hetctl.scheduling.simulate.rate_learner import RateLearner
 
 Successors = Callable[[str, float, float], Iterable[Workload]]
 """Function from a member that is done, and the seconds and GPU-seconds so far, to the members that follow it.
@@ -77,6 +78,8 @@ class Scenario:
         of GPU.
     work_estimator : callable or None
         Function that gives the members with the work that planners see; None: their true work.
+    rate_learner : RateLearner or None
+        State of the rates that planners see, for one run; None: planners see the true rates.
     """
 
     cluster: Cluster
@@ -84,6 +87,7 @@ class Scenario:
     lockstep: bool = False
     failures: Failures | None = None
     work_estimator: WorkEstimate | None = None
+    rate_learner: RateLearner | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from hetctl.model.workload import Workload
 from hetctl.scheduling.job_scheduler import ObservedMembers, RunningTask
 from hetctl.scheduling.planners.base import Options, Planner, RunningMember, WaitingQueue
+from hetctl.scheduling.simulate.rate_learner import RateLearner
 from hetctl.scheduling.simulate.scenario import WorkEstimate
 from hetctl.scheduling.simulate.simulated_task import SimulatedTask, samples_left_after_failure
 
@@ -17,8 +18,8 @@ class SimulatedMembers:
 
     Parameters
     ----------
-    work_estimator : callable or None
-        The function in `Scenario`.
+    work_estimator, rate_learner
+        Same as in `Scenario`.
 
     Attributes
     ----------
@@ -30,12 +31,20 @@ class SimulatedMembers:
         Numbers of the tasks that have not ended, by member.
     """
 
-    def __init__(self, planner: Planner, options: Options, work_estimator: WorkEstimate | None) -> None:
+    def __init__(
+        self,
+        planner: Planner,
+        options: Options,
+        work_estimator: WorkEstimate | None,
+        rate_learner: RateLearner | None = None,
+    ) -> None:
         self.unfinished: dict[str, Workload] = {}
         self.tasks: list[SimulatedTask] = []
         self.running: dict[str, int] = {}
         self._is_elastic, self._work_estimator = planner.paradigm == "elastic", work_estimator
-        self._waiting = WaitingQueue(lambda workload: planner.order(workload, options))
+        self._rate_learner = rate_learner
+        self._order = lambda workload: planner.order(workload, options)
+        self._waiting = WaitingQueue(self._order)
 
     def add(self, workload: Workload) -> None:
         """Add a member that waits for GPUs."""
@@ -78,6 +87,9 @@ class SimulatedMembers:
             known = self._work_estimator([*waiting, *(h.workload for h in held)])
             waiting, in_training = known[: len(waiting)], known[len(waiting) :]
             held = [replace(h, workload=c) for h, c in zip(held, in_training, strict=True)]
+        if self._rate_learner is not None:
+            waiting = sorted(map(self._rate_learner.seen, waiting), key=self._order)
+            held = [replace(h, workload=self._rate_learner.seen(h.workload)) for h in held]
         return ObservedMembers(_Left(self, now_s), waiting, tuple(held))
 
     def used_up(self) -> str | None:
@@ -90,10 +102,11 @@ class SimulatedMembers:
 
     def as_finished(self, name: str, now_s: float) -> Workload:
         """Return a member with the work left after its finished epochs."""
-        if name not in self.running:
-            return self.unfinished[name]
-        task = self.tasks[self.running[name]]
-        return task.workload.interrupted(samples_left_after_failure(task, now_s))
+        workload = self.unfinished[name]
+        if name in self.running:
+            task = self.tasks[self.running[name]]
+            workload = task.workload.interrupted(samples_left_after_failure(task, now_s))
+        return workload if self._rate_learner is None else self._rate_learner.seen(workload)
 
 
 class _Left(Mapping[str, Workload]):
