@@ -68,6 +68,12 @@ OF_RUNS = {"retries", "chain", "replay"}
     "--gpu-hours", metavar="H", type=FiniteRange(min=0, min_open=True), help="Stop after H GPU-hours."
 )
 @click.option(
+    "--node-hours",
+    metavar="H",
+    type=FiniteRange(min=0, min_open=True),
+    help="Keep the jobs within H node-hours, as sites charge them.",
+)
+@click.option(
     "--replay",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -89,6 +95,7 @@ def submit_command(
     max_jobs: int | None,
     max_rounds: int | None,
     gpu_hours: float | None,
+    node_hours: float | None,
     modules: str | None,
     ensemble: str | None,
     **options: Any,
@@ -108,7 +115,7 @@ def submit_command(
 
     project = this_project()
     requested = replace(
-        _requested(context, options, Budget(max_jobs, max_rounds, gpu_hours)), modules=modules
+        _requested(context, options, Budget(max_jobs, max_rounds, gpu_hours, node_hours)), modules=modules
     )
     members = project.ensemble(ensemble)
     choice = Choice(None) if new else choose_run(project, members, requested)

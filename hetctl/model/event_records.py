@@ -65,7 +65,7 @@ def _form(**fields: Any) -> type:
 
 
 FORMS: Mapping[str, type] = {
-    "job_started": _form(job=int),
+    "job_started": _form(job=int, nodes=(tuple[Any, ...], ())),
     "job_ended": _form(job=int, reason=str),
     "node_failed": _form(job=int, nodes=tuple[str, ...]),
     "node_joined": _form(job=int, node=str),

@@ -141,6 +141,11 @@ class JobSizeOption:
     makespan_s: float
     gpu_hours: float
 
+    @property
+    def node_hours(self) -> float:
+        """Node-hours of all jobs, without start and end."""
+        return self.size.nodes * self.makespan_s / 3600
+
 
 QUEUED, IN_DOUBT, RUNNING, BETWEEN_JOBS = "queued", "in-doubt", "running", "between-jobs"
 CANCELLED, STOPPED, STALLED = "cancelled", "stopped", "stalled"

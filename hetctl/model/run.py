@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,10 +20,14 @@ NONE, CACHED, LOCKSTEP = "none", "cached", "lockstep"
 
 @dataclass(frozen=True)
 class Usage:
-    """Rounds started, and the GPU-seconds of tasks; a running task counts until the time of the query."""
+    """Rounds started, GPU-seconds of tasks, and node-seconds of jobs; what runs counts until the query."""
 
     rounds: int
     gpu_seconds: float
+    node_seconds: float = 0.0
+
+
+NOTHING_USED = Usage(0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,8 @@ class Budget:
     max_jobs: int | None = None
     max_rounds: int | None = None
     gpu_hours: float | None = None
-    since: Usage = Usage(0, 0.0)
+    node_hours: float | None = None
+    since: Usage = NOTHING_USED
 
     def exceeded(self, usage: Usage) -> str | None:
         """Return the limit that forbids another round, or None."""
@@ -48,6 +54,12 @@ class Budget:
         if self.gpu_hours is not None and hours >= self.gpu_hours:
             return f"--gpu-hours {self.gpu_hours:g} is used up ({hours:.2f})"
         return None
+
+    def wall_left_s(self, usage: Usage, nodes: int) -> float:
+        """Return the longest time in seconds of a job on so many nodes within the node-hours."""
+        if self.node_hours is None:
+            return math.inf
+        return (3600 * self.node_hours - usage.node_seconds + self.since.node_seconds) / nodes
 
     def exceeded_by_jobs(self, jobs: int) -> str | None:
         """Return the limit on jobs if it forbids another after `jobs` since it was granted, or None."""
@@ -125,3 +137,8 @@ class RunSpec:
     given: Mapping[str, str] = field(default_factory=dict)
     earlier_jobs: int = 0
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of each job."""
+        return -(-self.gpus // self.site.gpus_per_node)

@@ -10,6 +10,7 @@ from typing import Any
 from hetctl.model.hops import HopStatus
 from hetctl.model.job import Job
 from hetctl.model.pipelines import PipelineStatus, WaveCheck
+from hetctl.model.run import Usage
 from hetctl.model.training_progress import EpochResult, LiveMetrics
 
 FOREMOST = ("failed", "training", "waiting", "paused", "converged", "stopped", "cancelled")
@@ -283,6 +284,10 @@ class RunStatus:
     state : str
         ``queued``, ``in-doubt``, ``running``, ``between-jobs``, ``finished``, ``failed``, ``cancelled``,
         ``stopped`` or ``stalled``.
+    nodes : int
+        Nodes of each job.
+    used : Usage
+        Resources used so far.
     predicted_s : float
         Predicted seconds of the whole run, by the submitted plan.
     measured_s : float
@@ -313,6 +318,8 @@ class RunStatus:
     device: str
     planner: str
     gpus: int
+    nodes: int
+    used: Usage
     state: str
     reason: str
     submitted_at: float

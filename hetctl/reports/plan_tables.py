@@ -222,7 +222,8 @@ def _size_line(size: JobSize, chosen: JobSizeOption | None, device: str) -> str:
     if chosen is None:
         return line
     jobs = f"{chosen.jobs} job{'s' * (chosen.jobs != 1)}"
-    return f"{line}; {jobs} and {chosen.gpu_hours:.3g} {device_word(device, 1)}-hours expected"
+    hours = f"{chosen.gpu_hours:.3g} {device_word(device, 1)}-hours, {chosen.node_hours:.3g} node-hours"
+    return f"{line}; {jobs} expected, with {hours}"
 
 
 def _sizes(chosen: JobSizeOption, job_sizes: Sequence[JobSizeOption], device: str) -> Section:

@@ -35,6 +35,7 @@ from hetctl.reports.summary import (
     describe_error,
     describe_states,
     describe_time,
+    describe_usage,
     prediction_error,
     ranked,
 )
@@ -56,6 +57,7 @@ def render_page(status: RunStatus, search: SearchStatus | None = None) -> str:
         about=[
             status.reason,
             f"{where}, {devices}, planner {status.planner}; {describe_time(status)}",
+            describe_usage(status),
             *([describe_comparison(status)] if status.comparison else []),
         ],
         figures=_figures(status),

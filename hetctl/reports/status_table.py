@@ -19,6 +19,7 @@ from hetctl.reports.summary import (
     describe_config,
     describe_states,
     describe_time,
+    describe_usage,
     failures_of,
     gpus_by_round,
     names_text,
@@ -116,7 +117,7 @@ def _status_header(status: RunStatus) -> Text:
         (printable(f"{names} · {devices}\n"), "bold"),
         (status.state, STYLES.get(status.state, "yellow")),
         printable(f"{reason} · {' · '.join(where)}\n"),
-        f"{describe_time(status)}\n{describe_states(status)}",
+        f"{describe_time(status)}\n{describe_usage(status)}\n{describe_states(status)}",
         printable(_early_ends(status.jobs)),
     )
 

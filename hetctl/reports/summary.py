@@ -38,6 +38,13 @@ def describe_time(status: RunStatus) -> str:
     return f"{measured} of {predicted} predicted ({share})"
 
 
+def describe_usage(status: RunStatus) -> str:
+    """Return the node-hours of the jobs beside the predicted ones, and the GPU-hours of training."""
+    predicted = status.predicted_s * status.nodes / 3600
+    trained = f"{status.used.gpu_seconds / 3600:.3g} {device_word(status.device, 1)}-hours in training"
+    return f"{status.used.node_seconds / 3600:.3g} node-hours, predicted {predicted:.3g}; {trained}"
+
+
 def describe_comparison(status: RunStatus) -> str:
     """Return the simulated time with the baseline; empty without comparison, as for unfinished runs."""
     beside = status.comparison

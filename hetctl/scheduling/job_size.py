@@ -100,7 +100,8 @@ def best_of(found: Sequence[JobSizeOption], budget: Budget) -> JobSizeOption:
     If none keeps the budget, return the one with the fewest GPU-hours: the run then stops at the limit.
     """
     gpu_hours, jobs = budget.gpu_hours or math.inf, budget.max_jobs or math.inf
-    allowed = [p for p in found if p.gpu_hours <= gpu_hours and p.jobs <= jobs]
+    node_hours = budget.node_hours or math.inf
+    allowed = [p for p in found if p.gpu_hours <= gpu_hours and p.node_hours <= node_hours and p.jobs <= jobs]
     if not allowed:
         return min(found, key=lambda p: p.gpu_hours)
     fewest = min(p.gpu_hours for p in found)

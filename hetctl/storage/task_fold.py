@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
+from operator import itemgetter
 from typing import Any
 
 from hetctl.model.events import DRIVER, Event, ExitReason
@@ -173,7 +175,9 @@ class UsageFold:
     def __init__(self) -> None:
         self._rounds = 0
         self.next_round = 0
-        self._jobs: list[float] = []
+        self._jobs: list[tuple[float, int]] = []
+        """Start and nodes of each job, in order of time."""
+        self._job_ends: list[float] = []
         self._last_of_round: dict[int, float] = {}
         self._ended: dict[TaskKey, float] = {}
         """GPU-seconds of the tasks that have ended, by round and member."""
@@ -187,11 +191,13 @@ class UsageFold:
             ended[index][name] = gpu_seconds
         open_tasks = [[*key, row_of(task)] for key, task in self.open_tasks.items()]
         last_of_round = list(self._last_of_round.items())
-        return [self._rounds, self.next_round, self._jobs, last_of_round, list(ended.items()), open_tasks]
+        jobs = [self._jobs, self._job_ends]
+        return [self._rounds, self.next_round, *jobs, last_of_round, list(ended.items()), open_tasks]
 
     def restore(self, rows: list[Any]) -> None:
         """Continue from an earlier state, before events are added."""
-        self._rounds, self.next_round, self._jobs, last_of_round, ended, open_tasks = rows
+        self._rounds, self.next_round, jobs, self._job_ends, last_of_round, ended, open_tasks = rows
+        self._jobs = [(began_at, nodes) for began_at, nodes in jobs]
         self._last_of_round = dict(last_of_round)
         self._ended = {
             (index, name): gpu_seconds for index, of_round in ended for name, gpu_seconds in of_round.items()
@@ -201,7 +207,7 @@ class UsageFold:
     @property
     def began_at(self) -> float | None:
         """Start of the first job, in seconds since the epoch; None if none has started."""
-        return self._jobs[0] if self._jobs else None
+        return self._jobs[0][0] if self._jobs else None
 
     def add(self, events: Iterable[Event], tasks: Mapping[TaskKey, Tasks]) -> None:
         """Add events, and the tasks that have changed with them."""
@@ -215,24 +221,38 @@ class UsageFold:
 
     def used(self, now: float) -> Usage:
         """Return the resources used; `now` is in seconds since the epoch."""
-        newest = self._jobs[-1] if self._jobs else -math.inf
+        newest = self._jobs[-1][0] if self._jobs else -math.inf
         # A new job of the run has started, so the driver of these tasks was
         # killed before it could report their end.
         abandoned = [task for task in self.open_tasks.values() if task.began_at < newest]
         running = (task for task in self.open_tasks.values() if task.began_at >= newest)
         held = [(now - task.began_at) * task.gpus for task in running]
         lost = [(self._lost_at(task.began_at) - task.began_at) * task.gpus for task in abandoned]
-        return Usage(self._rounds, math.fsum((*self._ended.values(), *held, *lost)))
+        gpu_seconds = math.fsum((*self._ended.values(), *held, *lost))
+        return Usage(self._rounds, gpu_seconds, math.fsum(self._node_seconds(now)))
+
+    def _node_seconds(self, now: float) -> Iterator[float]:
+        """Yield the node-seconds of each job."""
+        for (began_at, nodes), following in zip_longest(self._jobs, self._jobs[1:]):
+            until = following[0] if following else math.inf
+            at = bisect_left(self._job_ends, began_at)
+            if at < len(self._job_ends) and self._job_ends[at] <= until:
+                ended_at = self._job_ends[at]
+            else:
+                ended_at = self._lost_at(began_at) if following else max(now, began_at)
+            yield (ended_at - began_at) * nodes
 
     def _lost_at(self, began_at: float) -> float:
         """Return the time at which a task ended with its job."""
-        next_job = self._jobs[bisect_right(self._jobs, began_at)]
+        next_job, _ = self._jobs[bisect_right(self._jobs, began_at, key=itemgetter(0))]
         return max([began_at, *(last for last in self._last_of_round.values() if last < next_job)])
 
     def _count(self, event: Event) -> None:
         if event.source == DRIVER and event.kind == "job_started":
-            insort(self._jobs, event.time)
+            insort(self._jobs, (event.time, len(event.record.nodes)))
             return
+        if event.source == DRIVER and event.kind == "job_ended":
+            insort(self._job_ends, event.time)
         last = self._last_of_round.get(event.round, event.time)
         self._last_of_round[event.round] = max(last, event.time)
         if event.source == DRIVER and event.kind == "round_started":

@@ -40,3 +40,11 @@ def test_so_many_jobs_are_submitted_and_no_more(most, jobs):
     reason = Budget(max_jobs=most).exceeded_by_jobs(jobs)
     assert (reason is not None) == (jobs >= most)
     assert reason is None or f"--max-jobs {most}" in reason
+
+
+@given(st.floats(0.1, 100), st.floats(0, 1e6), st.integers(1, 64))
+def test_a_job_of_the_time_left_uses_up_the_node_hours(hours, used, nodes):
+    budget = Budget(node_hours=hours, since=Usage(0, 0.0, 100.0))
+    left_s = budget.wall_left_s(Usage(0, 0.0, used), nodes)
+    assert used - 100.0 + left_s * nodes == pytest.approx(3600 * hours)
+    assert Budget().wall_left_s(Usage(0, 0.0, used), nodes) == float("inf")

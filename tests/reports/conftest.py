@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from hetctl.model.job import Job, JobState
+from hetctl.model.run import Usage
 from hetctl.model.run_status import MemberRate, MemberStatus, RoundSpan, RunStatus, TaskSpan
 from hetctl.model.training_progress import EpochResult
 
@@ -54,6 +55,8 @@ def _make_run(names: tuple[str, ...] = ("mlp", "cnn"), rounds: int = 3) -> RunSt
         device="slot",
         planner="flotilla",
         gpus=len(names),
+        nodes=1,
+        used=Usage(rounds, 80.0 * rounds * len(names), 100.0 * rounds),
         state="finished",
         reason="every member is done",
         submitted_at=1e9,

@@ -304,12 +304,12 @@ def test_use_counts_rounds_and_gpu_seconds():
 
 def test_a_task_of_a_killed_job_counts_until_the_last_event():
     events = [
-        event(DRIVER, "job_started", 0),
+        event(DRIVER, "job_started", 0, job=0),
         started("a", 10, 2),
         event("a", "epoch", 30),
-        event(DRIVER, "job_started", 1000),
+        event(DRIVER, "job_started", 1000, job=1),
     ]
-    assert usage_of(events, now=2000) == Usage(rounds=0, gpu_seconds=20 * 2)
+    assert usage_of(events, now=2000).gpu_seconds == 20 * 2
 
 
 def test_an_end_without_a_start_costs_nothing():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import json
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,6 @@ from whole_folds import progress_in, progress_of, usage_of
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.events import DRIVER, Event, ExitReason, in_order
 from hetctl.model.profile import MemberProfile
-from hetctl.model.run import Usage
 from hetctl.perf.workloads import Workloads, active_workloads
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
@@ -187,4 +186,25 @@ def test_each_look_reads_what_was_written_since_the_last(tmp_path):
     assert state.progress["a"].failures == 1
     assert state.progress == progress_in(run, ENSEMBLE, RETRIES)
     (task,) = state.tasks_of("a")[0]
-    assert state.usage.used(time.time()) == Usage(1, pytest.approx(task.gpu_seconds))
+    used = state.usage.used(NOW)
+    assert (used.rounds, used.gpu_seconds) == (1, pytest.approx(task.gpu_seconds))
+
+
+@pytest.mark.parametrize(
+    ("lines", "node_seconds"),
+    [
+        ([(DRIVER, 0, "job_started", 2)], 2 * 100),
+        ([(DRIVER, 0, "job_started", 2), (DRIVER, 30, "job_ended", 0)], 2 * 30),
+        # A killed driver reports no end: its job counts until its last event.
+        ([(DRIVER, 0, "job_started", 2), ("a", 20, "started", 0), (DRIVER, 40, "job_started", 3)], 40 + 180),
+    ],
+)
+def test_node_seconds_are_those_of_jobs_from_start_to_end(lines, node_seconds):
+    usage = UsageFold()
+    for seq, (source, at, kind, nodes) in enumerate(lines):
+        names = [{"name": f"n{number}", "gpus": [0]} for number in range(nodes)]
+        data = {"job": 0, "nodes": names, "reason": "", "epochs": 0, "part_samples": 0}
+        usage.add([Event(source, seq, kind, float(at), data)], {})
+    again = UsageFold()
+    again.restore(json.loads(json.dumps(usage.rows())))
+    assert usage.used(100.0).node_seconds == again.used(100.0).node_seconds == node_seconds

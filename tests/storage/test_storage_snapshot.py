@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_storage_run_state import ENSEMBLE, NAMES, NOW, RETRIES, histories
 
-from hetctl.model.events import DRIVER
+from hetctl.model.events import DRIVER, REQUESTS
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_state import RunState
@@ -102,7 +102,7 @@ def test_only_new_events_are_read(run, monkeypatch):
 
     monkeypatch.setattr(os, "open", noted)
     state, news = state_of(run)
-    assert sorted(opened) == ["a", "b", DRIVER]
+    assert sorted(opened) == [REQUESTS, "a", "b", DRIVER]
     assert state.reports[1, "a"].stop_reasons == ("late",)
     monkeypatch.undo()
     assert told(state, news) == without_snapshot(run)

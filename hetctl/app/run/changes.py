@@ -48,6 +48,7 @@ RUN: Mapping[str, ChangeRule] = {
     "max_jobs": _may("it is granted anew"),
     "max_rounds": _may("it is granted anew"),
     "gpu_hours": _may("it is granted anew"),
+    "node_hours": _may("it is granted anew"),
 }
 PLANNER: Mapping[str, ChangeRule] = {
     field.name: _kept("a run keeps the options of its planner") for field in fields(Options)

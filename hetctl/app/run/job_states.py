@@ -187,6 +187,9 @@ IDLE_JOBS = 2
 NODE_FAILURES = 3
 """Number of consecutive failures of nodes that do not count as jobs without progress."""
 
+SHORTEST_JOB_S = 120
+"""Least time in seconds for which a job is submitted within a budget of node-hours."""
+
 FREE = frozenset({JobState.PREEMPTED, JobState.CANCELLED})
 """Ends of jobs without a fault of the run; they predict nothing about the next job."""
 
@@ -199,6 +202,11 @@ def reason_to_end(spec: RunSpec, folder: RunFolder, jobs: Sequence[Job]) -> tupl
     budget, used = spec.budget, used_until_now(state, jobs)
     if limit := budget.exceeded_by_jobs(len(jobs) - spec.earlier_jobs) or budget.exceeded(used):
         return RunReason.BUDGET, limit
+    if (left_s := budget.wall_left_s(used_at_most(state, jobs), spec.nodes)) < SHORTEST_JOB_S:
+        return (
+            RunReason.BUDGET,
+            f"--node-hours {budget.node_hours:g} leave {max(left_s, 0):.0f} s for another job",
+        )
     trouble = _trouble(folder, [job for job in jobs if job.number >= spec.earlier_jobs], state)
     return (RunReason.NO_PROGRESS, trouble) if trouble else None
 
@@ -208,6 +216,13 @@ def used_until_now(state: RunState, jobs: Iterable[Job]) -> Usage:
     last = state.facts.last
     goes_on = last is None or any(not job.state.over for job in jobs)
     return state.usage.used(time.time() if last is None or goes_on else last.time)
+
+
+def used_at_most(state: RunState, jobs: Iterable[Job]) -> Usage:
+    """Return the resources that a run has used, and may use in jobs that are not over."""
+    used = used_until_now(state, jobs)
+    alive = sum(job.nodes * job.wall_s for job in jobs if not job.state.over)
+    return replace(used, node_seconds=used.node_seconds + alive)
 
 
 def _outcome(progress: Mapping[str, Progress], search_ended: str | None) -> tuple[RunReason, str]:

@@ -325,7 +325,7 @@ def _are_queued(jobs: Sequence[Job]) -> bool:
 
 
 def _next_job(project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequence[Job]) -> NextJob:
-    job = next_job_of(spec, identity_of(project, catalog), jobs)
+    job = next_job_of(spec, project.home.run(spec.run), identity_of(project, catalog), jobs)
     jobs = (*jobs[: job.number], job)
     return NextJob(spec, jobs, rendered(project, spec, jobs))
 

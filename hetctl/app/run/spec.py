@@ -76,7 +76,7 @@ def preview_next(project: Project, run: str, ensemble: Ensemble, requested: Requ
         jobs = ended_by_files(catalog.jobs(run), job_events(folder), done=False, silent=True)
         alive = [job for job in jobs if not job.state.over and job.batch_id]
         behind = f"job {alive[-1].batch_id}, last seen {alive[-1].state.value}," if alive else ""
-        next_job = next_job_of(spec, identity_of(project, catalog), jobs)
+        next_job = next_job_of(spec, folder, identity_of(project, catalog), jobs)
         # Only its jobs know in which of several phases the run will be.
         plan = plan_of_rest(project, catalog, spec) if len(spec.phases) == 1 else None
     earlier = [moved(job, JobState.FINISHED) if job in alive else job for job in jobs]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from hetctl.app.project import Project
-from hetctl.app.run.job_states import claimant_in, current_jobs, ended_by_files
+from hetctl.app.run.job_states import claimant_in, current_jobs, ended_by_files, used_until_now
 from hetctl.app.run.method_status import balance_histories, hop_spans, hop_status, pipeline_statuses
 from hetctl.app.run.select_run import record_of, require_folder
 from hetctl.app.run.view import RunView
@@ -223,6 +223,8 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
         device=spec.site.device,
         planner=spec.planner,
         gpus=spec.gpus,
+        nodes=spec.nodes,
+        used=used_until_now(view.state, jobs),
         state=state,
         reason=(note if goes_on or alive else "") or reason,
         submitted_at=record.created_at,

@@ -17,22 +17,24 @@ from pathlib import Path
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
-from hetctl.app.run.job_states import excluded_nodes
+from hetctl.app.run.job_states import SHORTEST_JOB_S, excluded_nodes, used_at_most
 from hetctl.app.run.select_run import record_of
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import BatchSystem, JobRequest, SubmissionInDoubtError
 from hetctl.cluster.launchers import LaunchSpec
 from hetctl.cluster.launchers.agents import agents_step, hop_lines, packing_lines, round_prefix, sets_by_step
 from hetctl.cluster.render import JobScript, render_job, submit_command
-from hetctl.model.errors import BatchSystemError
+from hetctl.model.errors import BatchSystemError, InfeasibleError
 from hetctl.model.job import Job, JobState, RunReason, check_job_removal, check_run_removal, moved
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, Allocation, Placement, Plan
-from hetctl.model.run import RunSpec
+from hetctl.model.run import NOTHING_USED, RunSpec, Usage
 from hetctl.model.site import NODES, Cluster, Node
+from hetctl.scheduling.job_size import grace_of
 from hetctl.storage.atomic_io import write_private
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.removal import remove_files
 from hetctl.storage.run_files import read_claim, write_spec
+from hetctl.storage.run_state import state_in
 
 
 @dataclass(frozen=True)
@@ -90,14 +92,23 @@ def identity_of(project: Project, catalog: Catalog) -> str:
     return f"{catalog.identity}{project.home.path}"
 
 
-def new_job(spec: RunSpec, identity: str, number: int) -> Job:
-    """Return a job that is about to be submitted.
+def new_job(spec: RunSpec, identity: str, number: int, used: Usage = NOTHING_USED) -> Job:
+    """Return a job that is about to be submitted; its time keeps the run within its node-hours.
 
     Parameters
     ----------
     identity : str
         Identity of the project; the same job of the same project always has the same name.
+    used : Usage
+        Resources that the run has used or may still use in other jobs.
     """
+    wall_s = int(min(spec.wall_s, spec.budget.wall_left_s(used, spec.nodes)))
+    if wall_s < min(spec.wall_s, SHORTEST_JOB_S):
+        raise InfeasibleError(
+            f"--node-hours {spec.budget.node_hours:g} permit {max(wall_s, 0)} s on {spec.nodes} nodes;"
+            f" at least {SHORTEST_JOB_S} s are needed",
+            "give more with --node-hours, or ask for fewer nodes with --gpus",
+        )
     # A job whose submission was cut short is found by this name.
     token = hashlib.sha256(f"{identity}/{spec.run}/{number}".encode()).hexdigest()[:8]
     return Job(
@@ -105,15 +116,18 @@ def new_job(spec: RunSpec, identity: str, number: int) -> Job:
         name=f"hetctl-{spec.run}-{number}-{token}",
         batch_id="",
         state=JobState.SUBMITTING,
-        nodes=-(-spec.gpus // spec.site.gpus_per_node),
-        wall_s=spec.wall_s,
+        nodes=spec.nodes,
+        wall_s=wall_s,
         submitted_at=time.time(),
     )
 
 
-def next_job_of(spec: RunSpec, identity: str, jobs: Sequence[Job]) -> Job:
+def next_job_of(spec: RunSpec, folder: RunFolder, identity: str, jobs: Sequence[Job]) -> Job:
     """Return the job after a run's jobs; one in doubt is rendered again with the present options."""
-    return new_job(spec, identity, jobs[-1].number if in_submission(jobs) else len(jobs))
+    number = jobs[-1].number if in_submission(jobs) else len(jobs)
+    if spec.budget.node_hours is None:
+        return new_job(spec, identity, number)
+    return new_job(spec, identity, number, used_at_most(state_in(folder, spec), jobs[:number]))
 
 
 def in_submission(jobs: Sequence[Job]) -> bool:
@@ -142,8 +156,8 @@ def rendered(project: Project, spec: RunSpec, jobs: Sequence[Job], plan: Plan | 
         site=spec.site,
         queue=job_size(spec.site, spec.gpus, spec.wall_s, spec.queue).queue,
         nodes=job.nodes,
-        wall_s=spec.wall_s,
-        grace_s=spec.grace_s,
+        wall_s=job.wall_s,
+        grace_s=min(spec.grace_s, grace_of(job.wall_s)),
         home=project.home.path,
         after=_predecessor(earlier),
         exclude=excluded_nodes(earlier, spec.site.nodes, job.nodes),

@@ -20,7 +20,7 @@ from hetctl.model.events import DRIVER
 from hetctl.model.job import Job, JobState, JobStatus
 from hetctl.model.plan import Plan
 from hetctl.model.profile import MemberProfile
-from hetctl.model.run import LOCKSTEP, RunSpec
+from hetctl.model.run import LOCKSTEP, NOTHING_USED, RunSpec
 from hetctl.model.run_status import BatchChange, MemberRate, TaskSpan, foremost
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import EpochHistory, EpochResult, LiveMetrics, Progress
@@ -115,7 +115,7 @@ def course(project):
     started(1, "c")
     yield
     epoch(1, "c", 1, 11.0)
-    write(1, "c", "converged", reason="loss reached 1")
+    write(1, "c", "converged", reason="done")
     yield
     ended(1, "c", "finished")
     write(1, DRIVER, "round_ended", ended_by="converged")
@@ -178,7 +178,7 @@ def test_tasks_from_before_a_job_was_requeued_have_ended(project):
 
 def unhurried(status):
     """Return a status without what depends on the moment of the look."""
-    return replace(status, measured_s=0.0)
+    return replace(status, measured_s=0.0, used=NOTHING_USED)
 
 
 def assert_cut(cut, whole):
@@ -314,7 +314,7 @@ def test_runs_with_pipelines_are_compared_with_no_simulation(project):
         writer = EventWriter(project.home.run(RUN).events, name, 0)
         result = {"epoch": 1, "metrics": {"loss": 0.5}, "duration_s": 1.0, "gpus": 1, "finished_at": 1.0}
         writer.write("epoch", **result, rate=10.0, batch_size=32, evaluate_s=0.1)
-        writer.write("converged", reason="loss reached 0.5")
+        writer.write("converged", reason="done")
     assert compared_status(project, RUN).comparison.epochs == 3
     with_pipelines(project)
     assert compared_status(project, RUN).comparison is None

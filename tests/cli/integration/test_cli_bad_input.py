@@ -106,7 +106,7 @@ def test_what_is_no_ensemble_file_is_refused(project, text):
         (["simulate", "--gpus", "100000000"], "at most 1000000"),
         (["simulate", "--gpus", "4", "--report", "z", "--trace", "z"], "--trace"),
         (["render", "--run", "../x"], "--run"),
-        (["status", "nothing"], "profile"),
+        (["status", "nothing"], "submit"),
         (["cancel", "nothing"], ""),
         (["profile", "import", "none.csv"], "none.csv"),
         (["report"], ""),

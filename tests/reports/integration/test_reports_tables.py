@@ -60,7 +60,7 @@ def test_a_narrow_terminal_has_whole_names_and_fewer_columns(make_run: MakeRun, 
     lines = show(status_table(make_run(("mlp", "cnn-residual")), width), width)
     words = line_of(lines, "cnn-residual").split()
     assert words[1:] == ["converged", *"111", "1,250", "6/30", "0.91", "1:40", "min"]
-    assert not {"prof.", "predicted"} & {word for line in lines[4:] for word in line.split()}
+    assert not {"prof.", "predicted"} & {word for line in lines[6:] for word in line.split()}
 
 
 def test_a_failed_member_shows_its_reason_and_log_without_markup(make_run: MakeRun) -> None:

@@ -118,7 +118,7 @@ class Story:
 
     def job_starts(self):
         self.batch.states[self.last] = JobState.RUNNING
-        self._write(DRIVER, "job_started", job=int(self.last))
+        self._write(DRIVER, "job_started", job=int(self.last), nodes=[{"name": "n", "gpus": [0]}])
 
     def job_ends(self, state=JobState.PREEMPTED):
         self.batch.states[self.last] = state
@@ -262,6 +262,19 @@ def a_run_out_of_budget(story):
     story.job_ends()
     assert story.does("advance") == "stopped"
     assert story.does("cancel") == "cancelled"
+
+
+def a_run_out_of_node_hours(story):
+    story.does("submit", "--node-hours", "0.01", code=3)
+    assert story.does("submit", "--node-hours", "0.034") == "queued"
+    story.is_stored(story.first)
+    assert [job.wall_s for job in story.jobs_of(RUN)] == [122]
+    story.job_starts()
+    time.sleep(3.0)
+    story._write(DRIVER, "job_ended", job=0, reason="deadline")
+    story.job_ends()
+    # Less than two minutes are left.
+    assert story.does("advance") == "stopped"
 
 
 def a_run_that_gets_nothing_done(story):
@@ -448,6 +461,7 @@ STORIES = (
     a_run_that_ends_with_a_paused_member,
     a_run_whose_failed_member_is_tried_again,
     a_run_out_of_budget,
+    a_run_out_of_node_hours,
     a_run_that_gets_nothing_done,
     a_run_that_is_cancelled_and_continued,
     a_run_that_is_continued_between_its_jobs,
