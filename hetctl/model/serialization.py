@@ -30,10 +30,11 @@ def encode(value: Any) -> Any:
         }
     if isinstance(value, enum.Enum):
         return value.value
-    if isinstance(value, Mapping):
+    # The builtin types are named since a check against an abstract one takes ten times as long.
+    if isinstance(value, (dict, Mapping)):
         # JSON has text keys only; `_mapping_of` restores the numbers of GPUs that are keys of rates.
-        return {str(key): encode(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return {str(key): item if type(item) in PLAIN else encode(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list, Sequence)) and not isinstance(value, (str, bytes)):
         return [encode(item) for item in value]
     return value
 
@@ -108,7 +109,12 @@ def _first_of(kind: Any, kinds: tuple[Any, ...]) -> Decoder:
 
 
 def _tuple_of(kind: Any, item: Decoder) -> Decoder:
-    return lambda data: tuple([item(value) for value in _expect(list, data, kind)])
+    def decoded(data: Any) -> Any:
+        given = data if type(data) is list else _expect(list, data, kind)
+        # Most of a member's are empty.
+        return tuple([item(value) for value in given]) if given else ()
+
+    return decoded
 
 
 def _mapping_of(kind: Any, key: Decoder, item: Decoder) -> Decoder:
@@ -125,10 +131,13 @@ def _dataclass_of(kind: Any) -> Decoder:
     names = _field_names(kind)
     fields = {name: _decoder(hints[name]) for name in names}
     # For a plain class, __init__ has no further effect and takes half of the time here.
-    plain = not hasattr(kind, "__slots__") and not hasattr(kind, "__post_init__") and len(names) > 1
+    others = hasattr(kind, "__slots__"), hasattr(kind, "__post_init__"), len(names) < 2
+    plain = kind.__dataclass_params__.frozen and not any(others)
     all_names, every = frozenset(names), operator.itemgetter(*names) if plain else tuple
     # Fields whose values still differ from their hints, by the types of all values.
     unfinished: dict[tuple[type, ...], tuple[str, ...]] = {}
+    # The newest value without such fields, by the same types: most members of a run have equal settings.
+    newest: dict[tuple[type, ...], tuple[Any, Any]] = {}
 
     def decoded(data: Any) -> Any:
         given = data if type(data) is dict else _expect(dict, data, kind)
@@ -138,11 +147,15 @@ def _dataclass_of(kind: Any) -> Decoder:
             if kinds not in unfinished:
                 pairs = zip(names, kinds, strict=True)
                 unfinished[kinds] = tuple(name for name, one in pairs if not _is_final(hints[name], one))
+            if kinds in newest and newest[kinds][0] == found:
+                return newest[kinds][1]
             made = object.__new__(kind)
             values = made.__dict__
             values.update(zip(names, found, strict=True))
             for name in unfinished[kinds]:
                 values[name] = fields[name](given[name])
+            if not unfinished[kinds]:
+                newest[kinds] = found, made
             return made
         values = {name: fields[name](value) for name, value in given.items() if name in fields}
         try:

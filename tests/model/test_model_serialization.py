@@ -22,6 +22,7 @@ from hetctl.model.site import Cluster, Queue, Site
 from hetctl.model.training_progress import EpochResult
 from hetctl.storage.profile_request import Measurements
 
+OTHER = Member("c", stop=StopRule(patience=6))
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 plain_values = st.recursive(
     st.none() | st.booleans() | st.integers() | numbers | st.text(max_size=8),
@@ -113,6 +114,14 @@ def test_a_whole_number_decodes_as_float_but_not_the_reverse():
     assert isinstance(decode(StopRule, {"min_delta": 1}).min_delta, float)
     with pytest.raises(ValueError, match="expected"):
         decode(StopRule, {"max_epochs": 1.0})
+
+
+def test_equal_values_beside_one_another_are_one():
+    members = Member("a"), Member("b"), OTHER
+    ensemble = Ensemble("e", "torch", Functions("m:i", "m:f"), members, "/x")
+    first, second, third = decode(Ensemble, encode(ensemble)).members
+    assert first.stop is second.stop
+    assert third.stop == OTHER.stop != first.stop
 
 
 def test_an_ensemble_is_what_it_looks_like_in_json():
