@@ -31,6 +31,8 @@ LARGEST = 2**62
 """Numbers of a line above it are corrupt."""
 RECENT_RESTARTS = 3
 """Number of newest restarts that are kept for a member."""
+REACHED_AT = 4
+"""Place of `MemberFold.reached_at` in a row."""
 OF_MEMBERS = frozenset(
     {
         *("started", "first_step", "rate", "epoch", "checkpoint", "best_checkpoint"),
@@ -93,8 +95,10 @@ class ProgressFold:
         lines: Lines = MappingProxyType({}),
     ) -> None:
         self._members, self._retries = {member.name: member for member in ensemble.members}, retries
-        self._folds = {name: self._restored(name, row, lines[name]) for name, row in rows.items()}
-        known = {name: fold.state.progress for name, fold in self._folds.items()}
+        self._kept = {name: (row, lines[name]) for name, row in rows.items()}
+        """Rows and lines of members without events since."""
+        self._folds: dict[str, OrderedFold[MemberFold]] = {}
+        known = {name: _progress_in(*kept) for name, kept in self._kept.items()}
         self._progress = _before_events(ensemble, known)
 
     @property
@@ -105,15 +109,18 @@ class ProgressFold:
     @property
     def reached_at(self) -> float:
         """Time in seconds since the epoch at which a member last got further than ever before; 0: never."""
-        return max((fold.state.reached_at for fold in self._folds.values()), default=0.0)
+        times = (fold.state.reached_at for fold in self._folds.values())
+        return max((*times, *(row[REACHED_AT] for row, _ in self._kept.values())), default=0.0)
 
     def rows(self) -> dict[str, Row]:
         """Return what the fold continues from, by member."""
-        return {name: _row(fold) for name, fold in self._folds.items()}
+        kept = {name: row for name, (row, _) in self._kept.items()}
+        return kept | {name: _row(fold) for name, fold in self._folds.items()}
 
     def lines(self) -> Lines:
         """Return the histories of members with events; each is decoded on first use."""
-        return {name: fold.state.epochs.packed() for name, fold in self._folds.items()}
+        kept = {name: line for name, (_, line) in self._kept.items()}
+        return kept | {name: fold.state.epochs.packed() for name, fold in self._folds.items()}
 
     def add(self, events: Iterable[Event]) -> set[str]:
         """Fold more events; return the members that they concern."""
@@ -122,10 +129,9 @@ class ProgressFold:
             if (name := member_of(event)) in self._members:
                 by_member[name].append(event)
         for name, new_events in by_member.items():
-            if name not in self._folds:
-                self._folds[name] = OrderedFold(_initial_state(self._progress[name]), self._step(name))
-            self._folds[name].add(new_events)
-            self._progress[name] = self._folds[name].state.progress
+            fold = self._fold_of(name)
+            fold.add(new_events)
+            self._progress[name] = fold.state.progress
         return set(by_member)
 
     def forget(self, name: str) -> None:
@@ -133,16 +139,21 @@ class ProgressFold:
         if name in self._folds:
             self._folds[name].forget()
 
-    def _restored(self, name: str, row: Row, line: bytes | memoryview) -> OrderedFold[MemberFold]:
-        until, error, resumed, reached, reached_at, history, (member, *others, restarts_s) = row
-        epochs = EpochHistory.from_row(history, line)
-        # JSON has no tuples: with a list, this state would differ from one folded from all events.
-        progress = from_row(Progress, (member, epochs, *others, tuple(restarts_s)))
-        state = MemberFold(progress, error, tuple(resumed), tuple(reached), reached_at)
-        return OrderedFold(state, self._step(name), tuple(until))
+    def _fold_of(self, name: str) -> OrderedFold[MemberFold]:
+        if name not in self._folds:
+            start, until = _initial_state(self._progress[name]), None
+            if name in self._kept:
+                (place, error, resumed, reached, reached_at, *_), _ = self._kept.pop(name)
+                times = tuple(resumed), tuple(reached), reached_at
+                start, until = MemberFold(self._progress[name], error, *times), tuple(place)
+            self._folds[name] = OrderedFold(start, partial(_next, self._members[name], self._retries), until)
+        return self._folds[name]
 
-    def _step(self, name: str) -> Callable[[MemberFold, Event], MemberFold]:
-        return partial(_next, self._members[name], self._retries)
+
+def _progress_in(row: Row, line: bytes | memoryview) -> Progress:
+    *_, history, (member, *others, restarts_s) = row
+    # JSON has no tuples: with a list, this progress would differ from one folded from all events.
+    return from_row(Progress, (member, EpochHistory.from_row(history, line), *others, tuple(restarts_s)))
 
 
 def _row(fold: OrderedFold[MemberFold]) -> Row:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, groupby
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.events import DRIVER, Event, in_order
@@ -69,8 +69,11 @@ class RunState:
             WorkerTotals,
         )
         # Not by run.json: most of its changes matter nothing here, and a changed run may not be stored yet.
-        rules = [(m.name, m.batch_size, m.min_batch_size, row_of(m.stop)) for m in ensemble.members]
-        self._key = key_of([rules, sorted(ensemble.trials), retries], *kept)
+        members = ensemble.members
+        rules = [(m.name, m.batch_size, m.min_batch_size) for m in members]
+        # Members beside one another often share a stop rule.
+        stops = [(row_of(stop), len(list(alike))) for stop, alike in groupby(m.stop for m in members)]
+        self._key = key_of([rules, stops, sorted(ensemble.trials), retries], *kept)
         try:
             self._begin(read_snapshot(folder.state, self._key))
         except (AttributeError, LookupError, TypeError, ValueError):
