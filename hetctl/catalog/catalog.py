@@ -404,11 +404,11 @@ def _write_record(connection: Connection, folder: RunFolder) -> None:
         return
     columns = RUNS.c.created_at, RUNS.c.state, RUNS.c.reason, RUNS.c.plan
     found = connection.execute(select(*columns).where(RUNS.c.name == folder.name)).mappings().one()
-    jobs = connection.execute(select(JOBS).where(JOBS.c.run == folder.name).order_by(JOBS.c.number))
+    of_jobs = (column for column in JOBS.c if column is not JOBS.c.run)
+    jobs = connection.execute(select(*of_jobs).where(JOBS.c.run == folder.name).order_by(JOBS.c.number))
     identity = connection.execute(select(PROJECT.c.identity)).scalar_one()
-    record = decode(CatalogRecord, {"identity": identity, **found, "jobs": list(map(dict, jobs.mappings()))})
     try:
-        write_record(folder, record)
+        write_record(folder, {"identity": identity, **found, "jobs": list(map(dict, jobs.mappings()))})
     except OSError as error:
         if is_transient(error):
             raise

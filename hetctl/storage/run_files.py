@@ -56,9 +56,9 @@ class CatalogRecord:
     jobs: tuple[Job, ...]
 
 
-def write_record(folder: RunFolder, record: CatalogRecord) -> None:
-    """Write ``record.json``, if it differs from the one in the file."""
-    text = json_text(encode(record))
+def write_record(folder: RunFolder, encoded: Mapping[str, Any]) -> None:
+    """Write ``record.json``, an encoded `CatalogRecord`, if it differs from the one in the file."""
+    text = json_text(encoded)
     if not folder.record.exists() or folder.record.read_bytes() != text.encode():
         write_private(folder.record, text)
 

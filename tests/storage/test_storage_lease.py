@@ -12,6 +12,7 @@ from workbench import wait_for
 
 from hetctl.model.job import Job, JobState
 from hetctl.model.plan import Plan
+from hetctl.model.serialization import encode
 from hetctl.model.site import LEASE_SHARE
 from hetctl.storage import lease as leases
 from hetctl.storage.lease import Lease, LeaseLostError, SupersededError, release_ended
@@ -181,7 +182,7 @@ def test_a_driver_killed_here_is_known_to_be_dead(draw, clock):
 def call(folder, state, batch_id="100", failed_nodes=()):
     """Record what the batch system said of the first job."""
     job = Job(0, "r-0", batch_id, state, 2, 3600, 0.0, failed_nodes=failed_nodes)
-    write_record(folder, CatalogRecord("i", 0.0, "running", "", PLAN, (job,)))
+    write_record(folder, encode(CatalogRecord("i", 0.0, "running", "", PLAN, (job,))))
 
 
 @pytest.mark.parametrize(
