@@ -437,7 +437,7 @@ def test_a_dry_run_names_a_job_that_is_not_known_to_be_over(project, slurm):
 
 
 def test_a_dry_run_shows_the_first_round_of_the_next_job(project):
-    rates = "".join(f"{name},{gpus},{100 * gpus},400\n" for name in "abc" for gpus in (1, 2, 4))
+    rates = "".join(f"{name},{gpus},{100 * gpus},400000\n" for name in "abc" for gpus in (1, 2, 4))
     (project.path / "rates.csv").write_text(f"member,gpus,rate,samples\n{rates}")
     assert project.here("profile", "import", "rates.csv").code == 0
     first = project.here("submit", "--new", "--dry-run", "--json", *SUBMITTED).json["packing"]
