@@ -31,7 +31,7 @@ BARS = {2: 0.1, 4: 0.2, 8: 0.3}
 
 
 def product(points: Rates, gpus: int) -> float:
-    """Return the rate by hetctl: Capes et al., Equation 3, or interpolated."""
+    """Return the rate by hetctl: the terms of Capes et al., Equation 3, with a prior; or interpolated."""
     return rate_curve(points, max(gpus, *points)).rates[gpus]
 
 
@@ -50,7 +50,7 @@ def power_law(points: Rates, gpus: int) -> float:
 
 
 def of_terms(terms: Callable[[int], tuple[float, ...]], points: Rates, gpus: int) -> float:
-    """Return the rate by a sum of terms of the time, fitted as hetctl's, and scaled to the nearest point."""
+    """Return the rate by a sum of terms of the time by least squares, scaled to the nearest point."""
     rows = np.array([[rate * term for term in terms(m)] for m, rate in points.items()])
     factors, _ = nnls(rows, np.ones(len(points)))
     nearest = min(points, key=lambda m: abs(math.log(m / gpus)))
@@ -60,9 +60,9 @@ def of_terms(terms: Callable[[int], tuple[float, ...]], points: Rates, gpus: int
     return rate if below is None else min(rate, points[below] * gpus / below)
 
 
-CHOSEN = "Capes et al., Equation 3"
 FORMS: dict[str, Form] = {
-    CHOSEN: partial(of_terms, lambda m: (1 / m, math.log2(m), float(m > 1), 1.0)),
+    "hetctl": product,
+    "Capes et al., Equation 3": partial(of_terms, lambda m: (1 / m, math.log2(m), float(m > 1), 1.0)),
     "Amdahl, logarithmic latency": partial(of_terms, lambda m: (1 / m, math.log2(m), 1.0)),
     "Amdahl": partial(of_terms, lambda m: (1 / m, 1.0)),
     "Capes et al., Equation 5 (ring)": partial(of_terms, lambda m: (1 / m, m - 1, (m - 1) / m, 1.0)),
