@@ -78,7 +78,7 @@ def test_one_gpu_needs_no_connection():
 def test_several_gpus_are_refused_without_a_collective_backend():
     with pytest.raises(BadInputError, match="needs cables and plugs: No module named plugs") as caught:
         join_group(RankInfo(0, 2, "key"), BackendOfTests(missing="plugs"), unexpected)
-    assert "max_gpus: 1" in caught.value.hint
+    assert "gpus: 1" in caught.value.hint
 
 
 def test_ranks_receive_the_broadcasts_of_rank_0():
