@@ -262,12 +262,8 @@ class RoundScheduler(JobScheduler):
         longest_s = self._opened.max_uninterrupted_s
         if more and has_room(workload, allocation.rate, start_s, self._opened.deadline_s, longest_s):
             return True
-        # A guess keeps no member from training.
-        if (
-            more
-            and workload.spread.get(allocation.gpus)
-            and start_s + workload.startup_s < self._opened.deadline_s
-        ):
+        # Without any known rate, a member may take far less time than is expected.
+        if more and workload.is_guess and start_s + workload.startup_s < self._opened.deadline_s:
             return True
         self._refused = workload.name, least_task_s(workload, allocation.rate, longest_s)
         return False

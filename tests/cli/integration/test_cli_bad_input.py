@@ -310,11 +310,11 @@ def test_a_folder_that_holds_an_example_already_is_left_alone(project):
 
 
 def test_a_project_begins_in_this_folder_or_another(project):
-    assert "next: cd there; hetctl profile" in project.hetctl("init", "there").stdout
-    assert "next: cd 'two words'; hetctl profile" in project.hetctl("init", "two words").stdout
+    assert "next: cd there; hetctl submit --wait" in project.hetctl("init", "there").stdout
+    assert "next: cd 'two words'; hetctl submit --wait" in project.hetctl("init", "two words").stdout
     (project.path / "empty").mkdir()
     empty = ProjectFolder(project.path / "empty")
-    assert "next: hetctl profile" in empty.hetctl("init").stdout
+    assert "next: hetctl submit --wait" in empty.hetctl("init").stdout
     assert (empty.path / "ensemble.yaml").read_text() == (project.path / "there/ensemble.yaml").read_text()
 
 
