@@ -288,8 +288,8 @@ class RunStatus:
         Nodes of each job.
     used : Usage
         Resources used so far.
-    predicted_s : float
-        Predicted seconds of the whole run, by the submitted plan.
+    predicted_s : float or None
+        Predicted seconds of the whole run, by the submitted plan; None: rates of members were guesses.
     measured_s : float
         Seconds from the start of the first job to the end of the last, or until now while the run goes on.
     states : mapping of str to str
@@ -323,7 +323,7 @@ class RunStatus:
     state: str
     reason: str
     submitted_at: float
-    predicted_s: float
+    predicted_s: float | None
     measured_s: float
     states: Mapping[str, str]
     members: tuple[MemberStatus, ...]

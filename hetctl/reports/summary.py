@@ -31,6 +31,8 @@ def prediction_error(predicted_s: float | None, measured_s: float | None) -> flo
 def describe_time(status: RunStatus) -> str:
     """Compare predicted and measured time: the error for a finished run, the share for any other."""
     predicted, measured = format_seconds(status.predicted_s), format_seconds(status.measured_s)
+    if status.predicted_s is None:
+        return f"measured {measured}; without measured rates nothing was predicted"
     error = prediction_error(status.predicted_s, status.measured_s)
     if status.state == "finished" and error is not None:
         return f"measured {measured}, predicted {predicted} ({describe_error(error)})"
@@ -40,9 +42,11 @@ def describe_time(status: RunStatus) -> str:
 
 def describe_usage(status: RunStatus) -> str:
     """Return the node-hours of the jobs beside the predicted ones, and the GPU-hours of training."""
-    predicted = status.predicted_s * status.nodes / 3600
+    predicted = (
+        "" if status.predicted_s is None else f", predicted {status.predicted_s * status.nodes / 3600:.3g}"
+    )
     trained = f"{status.used.gpu_seconds / 3600:.3g} {device_word(status.device, 1)}-hours in training"
-    return f"{status.used.node_seconds / 3600:.3g} node-hours, predicted {predicted:.3g}; {trained}"
+    return f"{status.used.node_seconds / 3600:.3g} node-hours{predicted}; {trained}"
 
 
 def describe_comparison(status: RunStatus) -> str:

@@ -228,7 +228,7 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
         state=state,
         reason=(note if goes_on or alive else "") or reason,
         submitted_at=record.created_at,
-        predicted_s=record.plan.predicted_makespan_s,
+        predicted_s=record.plan.predicted_makespan_s if all(p.rates for p in spec.profiles) else None,
         measured_s=_measured_s(events, start, bool(training)),
         states=states,
         jobs=tuple(jobs),

@@ -40,7 +40,8 @@ class RunView:
         self.state = RunState(folder, spec.ensemble, spec.retries)
         self._members = {member.name: member for member in spec.ensemble.members}
         self._profiles = {profile.member: profile for profile in spec.profiles}
-        self._predicted_s = {forecast.member: forecast.training_s for forecast in plan.members}
+        measured = {profile.member for profile in spec.profiles if profile.rates}
+        self._predicted_s = {f.member: f.training_s for f in plan.members if f.member in measured}
         self._wrong: dict[str, list[str]] = {}
         # Estimates follow what is seen of other members, as in the driver.
         is_known = all(profile.has_rates for profile in spec.profiles)
