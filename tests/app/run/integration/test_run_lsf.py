@@ -42,7 +42,7 @@ members:
   - {name: b, max_gpus: 1, config: {units: 2}}
   - {name: c, max_gpus: 1, config: {units: 3}}
 """
-EPOCHS = "{metric: val_accuracy, patience: 6, max_epochs: 40, expected_epochs: 19}"
+EPOCHS = "{metric: val_accuracy, patience: 3, max_epochs: 20, expected_epochs: 10}"
 FEW_EPOCHS = "{metric: val_accuracy, patience: 2, max_epochs: 2}"
 WAYS = [
     ("jsrun", "file", "batch1"),
@@ -121,7 +121,7 @@ def test_the_digits_ensemble_trains_on_lsf_with_jsrun(start_lsf, tmp_path):
     ensemble.write_text(text.replace("mlp-small\n    max_gpus: 1", "mlp-small\n    max_gpus: 2"))
     describe_site(project, "jsrun")
 
-    profile = project.hetctl("profile", "--json")
+    profile = project.hetctl("profile", "--all", "--json")
     assert (profile.code, profile.json["measured"]) == (0, 10), profile.stdout
     assert project.hetctl("plan", "--json").code == 0
     run = project.hetctl("submit", "--wait", "--json")
