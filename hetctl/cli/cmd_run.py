@@ -328,8 +328,13 @@ def cancel_command(names: tuple[str, ...]) -> None:
         _request(names, "cancel")
 
 
+members_argument = click.argument(
+    "names", metavar="[RUN] MEMBER...", nargs=-1, required=True, shell_complete=complete_members
+)
+
+
 @click.command("pause")
-@click.argument("names", metavar="[RUN] MEMBER...", nargs=-1, required=True, shell_complete=complete_members)
+@members_argument
 @json_option
 def pause_command(names: tuple[str, ...]) -> None:
     """Pause members of RUN (default: the newest): they leave their GPUs with a checkpoint.
@@ -341,7 +346,7 @@ def pause_command(names: tuple[str, ...]) -> None:
 
 
 @click.command("resume")
-@click.argument("names", metavar="[RUN] MEMBER...", nargs=-1, required=True, shell_complete=complete_members)
+@members_argument
 @json_option
 def resume_command(names: tuple[str, ...]) -> None:
     """Train paused or cancelled members of RUN (default: the newest) again, from their checkpoints.
@@ -353,7 +358,7 @@ def resume_command(names: tuple[str, ...]) -> None:
 
 
 @click.command("retry")
-@click.argument("names", metavar="[RUN] MEMBER...", nargs=-1, required=True, shell_complete=complete_members)
+@members_argument
 @json_option
 def retry_command(names: tuple[str, ...]) -> None:
     """Train failed members of RUN (default: the newest) again; their failures count anew.

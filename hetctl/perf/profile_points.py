@@ -21,7 +21,7 @@ Point = tuple[str, int]
 
 @dataclass(frozen=True)
 class ShapeRates:
-    """What is known of the members of one shape.
+    """Known rates of the members of one shape, and their work.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ BARS = 20
 NUMBERED_DOTS = 40
 TOLERANCE = 0.2
 CLUSTER_COLOURS = (RULE, COLOURS[13])
-"""Of the baseline, and of `fluid`."""
+"""Colours of the baseline and of `fluid`."""
 END_MARKERS = {"converged": "o", "failed": "X"}
 
 

@@ -20,7 +20,7 @@ POINT_S = 8.0
 JOB_START_S = 10.0
 """Seconds in which a job starts its ranks, which import the framework."""
 EPOCH_ENDS, EVALUATIONS, CHECKPOINTS = 3, 2, 3
-"""How often each is timed in a point."""
+"""Ends of epochs, evaluations and checkpoints that are timed in a point."""
 
 
 class RateTargets:
@@ -145,7 +145,7 @@ def _seconds_of(point: ProfilePoint) -> float:
 
 @dataclass(frozen=True)
 class ProfileCost:
-    """What a profiling command is expected to cost.
+    """Expected cost of a profiling command.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ OF_FRAMEWORK = {
 
 @dataclass(frozen=True)
 class _Source:
-    """What weights are exported from."""
+    """Member whose weights are exported, with its run."""
 
     spec: RunSpec
     folder: RunFolder

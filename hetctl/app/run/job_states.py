@@ -202,7 +202,7 @@ def reason_to_end(spec: RunSpec, folder: RunFolder, jobs: Sequence[Job]) -> tupl
     budget, used = spec.budget, used_until_now(state, jobs)
     if limit := budget.exceeded_by_jobs(len(jobs) - spec.earlier_jobs) or budget.exceeded(used):
         return RunReason.BUDGET, limit
-    if (left_s := budget.wall_left_s(used_at_most(state, jobs), spec.nodes)) < SHORTEST_JOB_S:
+    if (left_s := budget.wall_left_s(used_at_most(spec, state, jobs), spec.nodes)) < SHORTEST_JOB_S:
         return (
             RunReason.BUDGET,
             f"--node-hours {budget.node_hours:g} leave {max(left_s, 0):.0f} s for another job",
@@ -218,10 +218,14 @@ def used_until_now(state: RunState, jobs: Iterable[Job]) -> Usage:
     return state.usage.used(time.time() if last is None or goes_on else last.time)
 
 
-def used_at_most(state: RunState, jobs: Iterable[Job]) -> Usage:
-    """Return the resources that a run has used, and may use in jobs that are not over."""
+def used_at_most(spec: RunSpec, state: RunState, jobs: Sequence[Job]) -> Usage:
+    """Return the resources that a run has used, and may use in jobs that are not over.
+
+    Jobs from before it was last continued are about to end, and have had their own budget.
+    """
     used = used_until_now(state, jobs)
-    alive = sum(job.nodes * job.wall_s for job in jobs if not job.state.over)
+    granted = (job for job in jobs if job.number >= spec.earlier_jobs)
+    alive = sum(job.nodes * job.wall_s for job in granted if not job.state.over)
     return replace(used, node_seconds=used.node_seconds + alive)
 
 

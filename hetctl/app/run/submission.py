@@ -127,7 +127,7 @@ def next_job_of(spec: RunSpec, folder: RunFolder, identity: str, jobs: Sequence[
     number = jobs[-1].number if in_submission(jobs) else len(jobs)
     if spec.budget.node_hours is None:
         return new_job(spec, identity, number)
-    return new_job(spec, identity, number, used_at_most(state_in(folder, spec), jobs[:number]))
+    return new_job(spec, identity, number, used_at_most(spec, state_in(folder, spec), jobs[:number]))
 
 
 def in_submission(jobs: Sequence[Job]) -> bool:

@@ -22,12 +22,7 @@ WEIGHTS = ".weights.h5"
 
 
 def write_weights(saved: SavedNetwork, file: Path) -> str:
-    """Write the model into a file with the ending ``.keras``, or its weights into ``.weights.h5``.
-
-    Returns
-    -------
-    str
-        What has to be known to load it; empty if nothing has.
+    """Write the model into a ``.keras`` file, or its weights into ``.weights.h5``; see `Framework`.
 
     Raises
     ------

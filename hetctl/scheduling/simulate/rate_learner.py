@@ -1,4 +1,4 @@
-"""What planners know of rates that only training reveals, in a simulated run."""
+"""Rates as planners know them in a simulated run in which only training reveals them."""
 
 from __future__ import annotations
 

@@ -275,6 +275,12 @@ def a_run_out_of_node_hours(story):
     story.job_ends()
     # Less than two minutes are left.
     assert story.does("advance") == "stopped"
+    assert story.does("submit", "--node-hours", "0.04") == "queued"
+    story.job_starts()
+    story.batch.cancel = lambda ids: story.cancelled.extend(ids)
+    assert story.does("cancel") == "cancelled"
+    # The job still ends, on the budget that it was given.
+    assert story.does("submit", "--node-hours", "0.04") == "queued"
 
 
 def a_run_that_gets_nothing_done(story):
