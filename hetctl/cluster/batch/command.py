@@ -164,11 +164,15 @@ class CommandRunner:
         message = f"{argv[0]} failed ({answer.code}): {answer.error_tail}"
         # A command that was killed, or whose answer was lost, may have sent its request.
         if answer.code > 0 and matches(answer, refusals):
-            raise BatchSystemError(message)
+            raise BatchSystemError(message, REFUSED)
         raise SubmissionInDoubtError(message, DOUBT)
 
 
 USUAL_COMMANDS = CommandRunner()
+REFUSED = (
+    "`hetctl doctor` compares the site file with the machine: correct the file,"
+    " or the options --gpus, --time, --queue and --account"
+)
 DOUBT = "the next hetctl command looks whether the job is there, and submits it if it is not"
 
 

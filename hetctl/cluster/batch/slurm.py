@@ -97,6 +97,8 @@ OVER_ALREADY = ("already completing or completed", *GONE)
 NODE_TROUBLE = ("down", "drain", "err", "fail", "unk")
 """Prefixes of the states of nodes that do not work; a * after a state marks a node that does not respond."""
 
+REFUSED = (("FAILED", ""), ("FAILED", "None assigned"))
+"""State and nodes of a job that has never begun, as squeue and sacct print them."""
 JOB_ID = re.compile(r"[0-9]{1,18}\Z")
 MEMORY_DAYS = 30
 """Number of days for which the accounting is searched for a name."""
@@ -146,22 +148,24 @@ def parse_sacct(text: str) -> dict[str, JobRecord]:
 
 def find_command(names: Sequence[str], user: int) -> list[str]:
     """Return the query for a user's jobs of these names in Slurm's memory."""
-    return ["squeue", "--noheader", "--states=all", f"--user={user}", "--format=%A|%j", _named(names)]
+    return ["squeue", "--noheader", "--states=all", f"--user={user}", "--format=%A|%j|%T|%N", _named(names)]
 
 
 def find_gone_command(names: Sequence[str], user: int) -> list[str]:
     """Return the query of the accounting for a user's jobs of these names."""
     # By default sacct searches from midnight of this day on.
     since = f"--starttime=now-{MEMORY_DAYS}days"
-    return ["sacct", "-X", "-P", "-n", f"--user={user}", since, "--format=JobID,JobName", _named(names)]
+    columns = "--format=JobID,JobName,State,NodeList"
+    return ["sacct", "-X", "-P", "-n", f"--user={user}", since, columns, _named(names)]
 
 
 def parse_found(text: str) -> dict[str, str]:
-    """Parse ``id|name`` lines: the ids by name, the newest if there are several."""
+    """Parse ``id|name|state|nodes`` lines: the ids by name, the newest if there are several."""
     found: dict[str, str] = {}
     for line in text.splitlines():
-        job, separator, name = line.strip().partition("|")
-        if separator and name and JOB_ID.match(job):
+        job, name, *state_and_nodes = (*line.strip().split("|"), "")
+        # Slurm keeps a record of a job that it has refused.
+        if name and JOB_ID.match(job) and tuple(state_and_nodes[:2]) not in REFUSED:
             found[name] = max(job, found.get(name, job), key=int)
     return found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from submitit.core import core, utils
 
 from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
-from hetctl.cluster.batch.command import DOUBT
+from hetctl.cluster.batch.command import DOUBT, REFUSED
 from hetctl.model.errors import BatchSystemError
 from hetctl.storage.atomic_io import make_private_folder
 
@@ -57,7 +57,7 @@ def submit_by_submitit(
     except (RuntimeError, OSError) as error:
         message = f"{request.command[0]} failed, run by submitit: {error}"
         if isinstance(error, utils.FailedJobError) and any(part in message for part in refusals):
-            raise BatchSystemError(message) from None
+            raise BatchSystemError(message, REFUSED) from None
         raise SubmissionInDoubtError(message, DOUBT) from None
     finally:
         os.umask(before)

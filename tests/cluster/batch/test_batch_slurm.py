@@ -341,6 +341,13 @@ def test_names_of_22_05():
     assert parse_found(captured("slurm-22.05-sacct-names.txt")) == {"hetctl-nf": "17"}
 
 
+def test_a_job_that_slurm_refused_is_not_found_by_its_name():
+    text = (
+        "1|a|FAILED|\n2|b|FAILED|None assigned\n3|c|FAILED|n1\n4|d|PENDING|\n5|e|CANCELLED|\n6|a|RUNNING|n1\n"
+    )
+    assert parse_found(text) == {"a": "6", "c": "3", "d": "4", "e": "5"}
+
+
 def test_nodes_that_do_not_work():
     assert parse_failed_nodes(captured("slurm-22.05-sinfo.txt")) == ("n4",)
     assert parse_failed_nodes(captured("slurm-20.11-sinfo.txt")) == ("n2", "n4")
