@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -13,19 +13,19 @@ from sqlalchemy import (
     Connection,
     Engine,
     Executable,
+    String,
     Table,
     delete,
     func,
     insert,
     select,
     text,
+    type_coerce,
     update,
 )
 from sqlalchemy.dialects import sqlite
 
 from hetctl.catalog.database import back_up, is_backup_due, open_database, open_to_read, translate_db_errors
-from hetctl.catalog.run_index import RUNS as LISTED
-from hetctl.catalog.run_index import ListedRun
 from hetctl.catalog.schema import (
     ENSEMBLES,
     JOBS,
@@ -38,6 +38,8 @@ from hetctl.catalog.schema import (
     RUNS,
     SITES,
 )
+from hetctl.catalog.stored_runs import RUNS as LISTED
+from hetctl.catalog.stored_runs import ListedRun, RunRecord
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, is_transient
 from hetctl.model.job import Job, RunReason, run_after
@@ -52,27 +54,6 @@ from hetctl.storage.run_files import CatalogRecord, write_record
 
 Row = dict[str, Any]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """Run as stored in the catalog.
-
-    Parameters
-    ----------
-    plan : Plan
-        Plan that was submitted, without its rounds.
-    created_at : float
-        Creation time in seconds since the epoch.
-    state, reason : str
-        Same as in `hetctl.model.run_status.RunStatus`.
-    """
-
-    spec: RunSpec
-    plan: Plan
-    created_at: float
-    state: str
-    reason: str
 
 
 class Catalog:
@@ -300,6 +281,11 @@ class Catalog:
         """Store a changed specification of a run; BadInputError if the run is not in the catalog."""
         with self._write_run(spec.run) as connection:
             connection.execute(update(RUNS).where(RUNS.c.name == spec.run).values(spec=encode(spec)))
+
+    def spec_text(self, run: str) -> str:
+        """Return the specification of a run as JSON, with a line for each value."""
+        (row,) = self._rows(select(type_coerce(RUNS.c.spec, String)).where(RUNS.c.name == run))
+        return str(row["spec"])
 
     def runs(self, ensemble: str | None = None) -> list[RunRecord]:
         """Return all runs, or those of one ensemble, the oldest first."""

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,16 +21,15 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import StaticPool
 
-from hetctl.catalog.schema import ALEMBIC_VERSION, METADATA, PROJECT, REVISION
+from hetctl.catalog.schema import ALEMBIC_VERSION, METADATA, PROJECT
+from hetctl.catalog.stored_runs import REVISION
 from hetctl.model.errors import BadInputError, DiskError, HetctlError, LockedError, is_transient
-from hetctl.storage.atomic_io import make_private_folder
+from hetctl.storage.atomic_io import json_text, make_private_folder
 from hetctl.storage.paths import Home
 
 LOGGER = logging.getLogger(__name__)
 # SQLite retries for this long before it reports SQLITE_BUSY, "database is locked".
 BUSY_TIMEOUT_S = 5.0
-COUNTER = slice(24, 28)
-Stamp = tuple[bytes, int, int]
 BACKUP_AFTER_S = 86_400.0
 """Age of the newest backup after which the next change begins with a check and another backup."""
 KEPT_BACKUPS = 2
@@ -219,20 +219,6 @@ def _check(engine: Engine, path: Path) -> None:
         raise UnusableCatalogError(f"the catalog {path} is damaged: {found}", REBUILD)
 
 
-def stamp_of(path: Path) -> Stamp | None:
-    """Return a stamp that differs after every change of the catalog; None if the file cannot be read.
-
-    SQLite counts transactions in bytes 24 to 27 of the file ("The Database File Format", 1.3.3). Time and
-    size distinguish a transaction that was rolled back from the next one.
-    """
-    try:
-        with path.open("rb") as file:
-            found = os.fstat(file.fileno())
-            return file.read(COUNTER.stop)[COUNTER], found.st_mtime_ns, found.st_size
-    except OSError:
-        return None
-
-
 @contextmanager
 def translate_db_errors(path: Path) -> Iterator[None]:
     """Convert errors of SQLite and the file system to errors that a user can resolve."""
@@ -273,7 +259,13 @@ def _create_private(path: Path) -> None:
 
 
 def _engine(url: URL, *, on_connect: str = "", **how: Any) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S}, **how)
+    # As in files, so that the same text is found to be the same.
+    engine = create_engine(
+        url,
+        connect_args={"timeout": BUSY_TIMEOUT_S},
+        json_serializer=partial(json_text, allow_nan=True),
+        **how,
+    )
 
     @event.listens_for(engine, "connect")
     def _connected(connection: sqlite3.Connection, _record: object) -> None:

@@ -21,9 +21,6 @@ from sqlalchemy import (
     Table,
 )
 
-REVISION = "0008"
-"""Newest migration; a test checks that it is."""
-
 METADATA = MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",

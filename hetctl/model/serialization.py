@@ -118,10 +118,12 @@ def _tuple_of(kind: Any, item: Decoder) -> Decoder:
 
 
 def _mapping_of(kind: Any, key: Decoder, item: Decoder) -> Decoder:
+    as_read = key is str and item is _decoder(Any)
+
     def decoded(data: Any) -> Any:
         given = data if type(data) is dict else _expect(dict, data, kind)
-        # Most mappings of a member are empty.
-        return {key(name): item(value) for name, value in given.items()} if given else {}
+        # Most mappings of a member are empty, or its config, which is as it was read.
+        return given if as_read or not given else {key(name): item(value) for name, value in given.items()}
 
     return decoded
 

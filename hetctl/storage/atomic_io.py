@@ -102,10 +102,10 @@ def write_private(path: Path, text: str, *, durable: bool = True) -> None:
         file.write(text.encode())
 
 
-def json_text(value: Any) -> str:
+def json_text(value: Any, *, allow_nan: bool = False) -> str:
     """Return the text of a JSON file: a line for each value."""
     # Python would write NaN, which other programs refuse. `indent` would take ten times as long.
-    return json.dumps(value, separators=(",\n", ": "), allow_nan=False) + "\n"
+    return json.dumps(value, separators=(",\n", ": "), allow_nan=allow_nan) + "\n"
 
 
 def write_json(path: Path, value: Any) -> None:

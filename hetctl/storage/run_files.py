@@ -26,7 +26,12 @@ LOGGER = logging.getLogger(__name__)
 
 def write_spec(folder: RunFolder, spec: RunSpec) -> None:
     """Write ``run.json``."""
-    write_json(folder.spec, encode(spec))
+    keep_spec(folder, json_text(encode(spec)))
+
+
+def keep_spec(folder: RunFolder, text: str) -> None:
+    """Write ``run.json``, an encoded specification, if it differs from the one in the file."""
+    _write_changed(folder.spec, text)
 
 
 def read_spec(folder: RunFolder) -> RunSpec:
@@ -58,9 +63,12 @@ class CatalogRecord:
 
 def write_record(folder: RunFolder, encoded: Mapping[str, Any]) -> None:
     """Write ``record.json``, an encoded `CatalogRecord`, if it differs from the one in the file."""
-    text = json_text(encoded)
-    if not folder.record.exists() or folder.record.read_bytes() != text.encode():
-        write_private(folder.record, text)
+    _write_changed(folder.record, json_text(encoded))
+
+
+def _write_changed(path: Path, text: str) -> None:
+    if not path.exists() or path.read_bytes() != text.encode():
+        write_private(path, text)
 
 
 def read_record(folder: RunFolder) -> CatalogRecord | None:

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hetctl.catalog.catalog import Catalog, RunRecord
+from hetctl.catalog.catalog import Catalog
+from hetctl.catalog.stored_runs import RunRecord
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import Job, JobState

@@ -23,7 +23,8 @@ import hetctl.catalog
 from hetctl.catalog import database
 from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.database import BACKUP_AFTER_S, KEPT_BACKUPS, UnusableCatalogError, backups_of, is_sound
-from hetctl.catalog.schema import METADATA, REVISION
+from hetctl.catalog.schema import METADATA
+from hetctl.catalog.stored_runs import REVISION
 from hetctl.model.errors import BadInputError, LockedError
 from hetctl.model.profile import Hardware, PreprocessPoint, ProfilePoint
 from hetctl.model.serialization import encode

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hetctl.app.project import Project
 from hetctl.app.run.changes import differences, refusals
 from hetctl.app.run.continue_run import RequestedOptions, is_done, with_input
-from hetctl.catalog.catalog import RunRecord
+from hetctl.catalog.stored_runs import RunRecord
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import ENDED

@@ -8,10 +8,10 @@ from typing import Any
 from hetctl.app.log_tail import tail_of
 from hetctl.app.project import Project
 from hetctl.app.run.continue_run import plan_of_rest
-from hetctl.app.run.select_run import record_of
+from hetctl.app.run.select_run import known_run
 from hetctl.app.run.status import run_status
 from hetctl.app.run.view import TRAINING
-from hetctl.catalog.catalog import RunRecord
+from hetctl.catalog.stored_runs import RunRecord
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.events import DRIVER, Event, ExitReason
@@ -46,8 +46,7 @@ def explain_member(project: Project, run: str | None, name: str) -> Explanation:
         raise BadInputError(
             f"run {status.run} has no member {name!r}", f"`hetctl status {status.run}` shows its members"
         )
-    with project.reading() as catalog:
-        record = record_of(catalog, status.run)
+    record, _ = known_run(project, status.run)
     folder, spec = project.home.run(status.run), record.spec
     state, member = state_in(folder, spec), spec.ensemble.member(name)
     shown, progress = status.states[name], state.progress[name]

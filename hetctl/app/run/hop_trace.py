@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetctl.app.project import Project
-from hetctl.app.run.select_run import record_of
+from hetctl.app.run.select_run import known_run
 from hetctl.methods.hopper.schedule import trace_line
 from hetctl.model.errors import BadInputError
 from hetctl.model.hops import DONE, Visit, VisitEnd
@@ -39,8 +39,7 @@ def trace_of_run(project: Project, run: str | None) -> RunTrace:
     BadInputError
         If no visit has ended.
     """
-    with project.reading() as catalog:
-        spec = record_of(catalog, run).spec
+    spec = known_run(project, run)[0].spec
     names = [member.name for member in spec.ensemble.members]
     visits = VisitLog(project.home.run(spec.run), names).refresh().visits
     if not visits:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import START_PATIENCE_S, BatchSystem
 from hetctl.model.events import DRIVER, Event, ExitReason, in_order
 from hetctl.model.job import SUPERSEDED_EXIT, Job, JobState, JobStatus, RunReason, moved
@@ -16,6 +16,9 @@ from hetctl.storage.event_files import read_events
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_files import read_claim
 from hetctl.storage.run_state import OF_JOBS, RunState, state_in
+
+if TYPE_CHECKING:
+    from hetctl.catalog.catalog import Catalog
 
 
 def refresh_jobs(

@@ -32,7 +32,8 @@ from hetctl.app.run.submission import (
     rendered,
     submit_last,
 )
-from hetctl.catalog.catalog import Catalog, RunRecord
+from hetctl.catalog.catalog import Catalog
+from hetctl.catalog.stored_runs import RunRecord
 from hetctl.cluster.batch.base import SubmissionInDoubtError
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BatchSystemError, LockedError

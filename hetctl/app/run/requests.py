@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from hetctl.app.project import Project
 from hetctl.app.run.select_run import record_of, require_folder
-from hetctl.catalog.catalog import Catalog, RunRecord
+from hetctl.catalog.catalog import Catalog
+from hetctl.catalog.stored_runs import RunRecord
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import REQUESTS, Request
 from hetctl.model.job import UNDER_WAY

@@ -6,7 +6,7 @@ from collections.abc import Container
 from dataclasses import replace
 
 from hetctl.app.project import Project
-from hetctl.catalog.run_index import ListedRun, listed_runs
+from hetctl.catalog.stored_runs import ListedRun, listed_runs
 from hetctl.model.job import UNDER_WAY
 from hetctl.model.run_results import RunLine
 from hetctl.storage.run_files import read_spec

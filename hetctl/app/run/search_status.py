@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetctl.app.project import Project
-from hetctl.app.run.select_run import record_of
+from hetctl.app.run.select_run import known_run
 from hetctl.app.run.status import run_status, search_in
 from hetctl.methods.automl.optuna_study import (
     COMPLETE,
@@ -132,8 +132,7 @@ def export_study(project: Project, run: str | None, path: Path) -> RunStatus:
             f"{path} exists already, and has no study of run {status.run}",
             "name a new file, or remove that one",
         )
-    with project.reading() as catalog:
-        ensemble = record_of(catalog, status.run).spec.ensemble
+    ensemble = known_run(project, status.run)[0].spec.ensemble
     if (search := ensemble.search) is None:
         raise BadInputError(f"run {status.run} has no search", "`hetctl search` needs a run with one")
     events = events_in(project.home.run(status.run))

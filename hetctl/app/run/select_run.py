@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hetctl.app.project import Project
-from hetctl.catalog.run_index import listed_runs
+from hetctl.catalog.stored_runs import RunRecord, listed_runs, stored_run
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import ENDED, UNDER_WAY, Job, JobState
 from hetctl.model.profile import some_of
 from hetctl.storage.paths import RunFolder
 
 if TYPE_CHECKING:
-    from hetctl.catalog.catalog import Catalog, RunRecord
+    from hetctl.catalog.catalog import Catalog
 
 MOST_NAMED = 20
 """Runs that a message names."""
@@ -40,12 +40,22 @@ def named_run(project: Project, run: str | None) -> RunFolder:
     BadInputError
         If there is no such run, or its folder is gone.
     """
-    project.require_catalog()
-    names = [each.name for each in listed_runs(project.home.catalog)]
-    folder = project.home.run(_name_among(names, run))
+    folder = project.home.run(_name_among(_names(project), run))
     if not folder.spec.exists():
         raise BadInputError(f"the folder {folder.path} of run {folder.name} is gone", "name another run")
     return folder
+
+
+def known_run(project: Project, run: str | None) -> tuple[RunRecord, list[Job]]:
+    """Return a run's record, by default of the newest, and its jobs; errors as of `record_of`."""
+    record, jobs = stored_run(project.home.catalog, _name_among(_names(project), run))
+    # A run that was removed after its name was read is named no more.
+    return (record, jobs) if record else known_run(project, run)
+
+
+def _names(project: Project) -> list[str]:
+    project.require_catalog()
+    return [each.name for each in listed_runs(project.home.catalog)]
 
 
 def is_name(run: str) -> bool:

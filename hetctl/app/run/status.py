@@ -10,10 +10,9 @@ from dataclasses import replace
 from hetctl.app.project import Project
 from hetctl.app.run.job_states import claimant_in, current_jobs, ended_by_files, used_until_now
 from hetctl.app.run.method_status import balance_histories, hop_spans, hop_status, pipeline_statuses
-from hetctl.app.run.select_run import record_of, require_folder
+from hetctl.app.run.select_run import known_run, require_folder
 from hetctl.app.run.view import RunView
-from hetctl.catalog.catalog import RunRecord
-from hetctl.catalog.database import Stamp, stamp_of
+from hetctl.catalog.stored_runs import RunRecord, Stamp, stamp_of
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event, in_order
@@ -55,8 +54,7 @@ def compared_status(project: Project, run: str | None) -> RunStatus:
 
 def search_in(project: Project, status: RunStatus) -> SearchStatus | None:
     """Return the trials of a run with this status, and what matters in them; None if it has no search."""
-    with project.reading() as catalog:
-        ensemble = record_of(catalog, status.run).spec.ensemble
+    ensemble = known_run(project, status.run)[0].spec.ensemble
     if ensemble.search is None:
         return None
     # Imported here since most runs have no search.
@@ -163,10 +161,8 @@ class RunWatch:
         stamp = stamp_of(self._project.home.catalog)
         # Seeing that its file has not changed is faster than reading the catalog of a large run.
         if self._known is None or stamp is None or stamp != self._stamp:
-            with self._project.reading() as catalog:
-                record = record_of(catalog, self._run)
-                self._known, self._stamp = (record, catalog.jobs(record.spec.run)), stamp
-            self._run = record.spec.run
+            self._known, self._stamp = known_run(self._project, self._run), stamp
+            self._run = self._known[0].spec.run
         require_folder(self._project, *self._known)
         return self._known
 

@@ -33,7 +33,7 @@ from hetctl.scheduling.job_size import grace_of
 from hetctl.storage.atomic_io import write_private
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.removal import remove_files
-from hetctl.storage.run_files import read_claim, write_spec
+from hetctl.storage.run_files import keep_spec, read_claim
 from hetctl.storage.run_state import state_in
 
 
@@ -251,7 +251,7 @@ def submit_last(
         claimed = read_claim(folder.job(job.number))
         if batch_id := claimed or batch.find([job.name], recorded=False).get(job.name, ""):
             return _adopted(catalog, folder, job, batch_id), "is found: it had been submitted before"
-        write_spec(folder.create(), spec)
+        keep_spec(folder.create(), catalog.spec_text(spec.run))
         batch_id, what = submit_once(batch, submission.request, submission.script, project.waits.settle_s)
     # A subclass of BatchSystemError: the job may exist, so its entry must stay.
     except SubmissionInDoubtError as doubt:

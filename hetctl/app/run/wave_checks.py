@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.app.project import Project
-from hetctl.app.run.select_run import record_of
+from hetctl.app.run.select_run import known_run
 from hetctl.methods.pipeline.wsp import Bounds, staleness, violations
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import DRIVER
@@ -38,8 +38,7 @@ def check_run(project: Project, run: str | None) -> CheckedRun:
     BadInputError
         If it has no logs of pipelines.
     """
-    with project.reading() as catalog:
-        spec = record_of(catalog, run).spec
+    spec = known_run(project, run)[0].spec
     checks = wave_checks(project.home.run(spec.run))
     if not checks:
         raise BadInputError(
