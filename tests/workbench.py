@@ -378,12 +378,12 @@ def train(task: TaskMessage, events, stop_requested) -> int:
     """Do as a trainer does, as badly as the member's configuration says.
 
     ``epochs``, ``epoch_s``: what it takes to converge; ``fail``: exit with 1 at once; ``kill_after``: die of
-    SIGKILL once, after so many epochs; ``hang``: heed nothing; ``no_room``: leave at once, as a trainer
-    does whose next epoch would not fit; ``leave_s``: what it takes to leave when told to; ``oom_above``: run
-    out of memory with a larger batch; ``disk_full_after``: find the disk full once, after so many epochs;
-    ``to_the_limit``: converge by the `max_epochs` of the stop rule and nothing else; ``eat``: hold so many
-    bytes of memory; ``held_after``, ``until``: after so many epochs train no further until there is such a
-    file.
+    SIGKILL once, after so many epochs; ``hang``: heed nothing; ``no_room``: leave at once, as a trainer does
+    whose next epoch would not fit; ``leave_s``: what it takes to leave when told to; ``oom_above``: run out
+    of memory with a larger batch; ``oom_on``: the same on these numbers of GPUs; ``disk_full_after``: find
+    the disk full once, after so many epochs; ``to_the_limit``: converge by the `max_epochs` of the stop rule
+    and nothing else; ``eat``: hold so many bytes of memory; ``held_after``, ``until``: after so many epochs
+    train no further until there is such a file.
     """
     training = task.training
     member = training.ensemble.member(task.name)
@@ -398,7 +398,8 @@ def train(task: TaskMessage, events, stop_requested) -> int:
     if config.get("fail"):
         events.write("failed", error="no such layer")
         return 1
-    if member.batch_size > config.get("oom_above", member.batch_size):
+    is_full = training.allocation.gpus in config.get("oom_on", ())
+    if is_full or member.batch_size > config.get("oom_above", member.batch_size):
         events.write("failed", error="MemoryError", reason="out-of-memory", peak_memory_bytes=3 * 2**30)
         return EXIT_CODES[ExitReason.OUT_OF_MEMORY]
     if config.get("hang"):

@@ -72,7 +72,9 @@ FORMS: Mapping[str, type] = {
     "round_started": _form(job=int, predicted_s=float),
     "round_ended": _form(ended_by=str),
     "task_started": TaskStarted,
-    "task_ended": _form(member=str, exit_code=int, reason=ExitReason, description=str),
+    "task_ended": _form(
+        member=str, exit_code=int, reason=ExitReason, description=str, unfit_gpus=(int | None, None)
+    ),
     "request": _form(member=str, want=Request),
     "started": _form(epochs=int, part_samples=int, samples=(int | None, None)),
     "first_step": _form(

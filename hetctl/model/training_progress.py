@@ -124,6 +124,8 @@ class Progress:
         Seconds for which its command has run in all starts whose end it has seen.
     withheld : str or None
         `PAUSED` or `CANCELLED` if the user does not want it to train.
+    unfit_gpus : tuple of int
+        Numbers of GPUs on which it ran out of memory with its present batch size before it had trained there.
     restarts_s : tuple of float
         Seconds to the first step of its newest starts on ranks that had trained before.
     """
@@ -149,6 +151,7 @@ class Progress:
     peak_memory_bytes: int = 0
     script_s: float = 0.0
     withheld: str | None = None
+    unfit_gpus: tuple[int, ...] = ()
     restarts_s: tuple[float, ...] = ()
 
     @property

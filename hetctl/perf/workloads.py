@@ -15,6 +15,7 @@ from hetctl.model.training_progress import EpochHistory, EpochResult, Progress
 from hetctl.model.training_settings import EVERY_EPOCH
 from hetctl.model.workload import Workload
 from hetctl.perf.convergence import ConvergenceForecast
+from hetctl.perf.memory_fit import gpus_left
 from hetctl.perf.rate_extrapolation import learned, prior_shapes, rate_curve, usable_rates
 from hetctl.perf.rate_prediction import USUAL_LEVEL, Level, estimated_levels, known_rates
 
@@ -87,9 +88,11 @@ class Workloads:
                 seconds = getattr(progress, time)
                 if seconds is not None and seconds != getattr(before, time, None):
                     newest.append(seconds)
+        unfit = [name for name, now in changed.items() if now.unfit_gpus != self._unfit_of(name)]
         self._progress |= changed
         news = [name for name in changed if self._has_news(name)]
         outdated = {*changed, *self._forecast.update(changed), *self._mates_of(news)}
+        outdated.update(mate for name in unfit for mate in self._alike[name] if mate in self._progress)
         if ended := {name: changed[name].script_s for name in changed if self._ended_unreported(name)}:
             self._scripts_s |= ended
             outdated.update(name for name in self._whole if self._reports_nothing(name))
@@ -100,6 +103,39 @@ class Workloads:
         if outdated:
             left = self.left | {name: self._workload(name) for name in outdated}
             self.left = {name: workload for name in self._members if (workload := left.get(name))}
+
+    def has_other_gpus(self, name: str, gpus: int) -> bool:
+        """Return true if a member that has run out of memory on so many GPUs should try another number.
+
+        It had trained there neither itself nor in a member of its shape, and has to go back to fewer, or has
+        no smaller batch to try.
+        """
+        member, progress, fitting = self._members[name], self._progress[name], self._fitting(name)
+        if gpus in fitting or not self._gpus_left(name, gpus):
+            return False
+        is_smallest = member.smaller_batch(progress.batch_size or member.batch_size) is None
+        return is_smallest or any(count < gpus for count in fitting)
+
+    def _gpus_left(self, name: str, *unfit: int) -> tuple[int, int] | None:
+        """Return the least and the largest number of GPUs that a member may have; None if none is left."""
+        member = self._members[name]
+        # A job that is too small for a member counts as large enough: planners leave the member out.
+        limits = member.min_gpus, max(member.most_gpus(self._max_gpus), member.min_gpus)
+        batch_size = self._progress[name].batch_size
+        for mate in self._alike[name]:
+            if mate in self._progress and self._progress[mate].batch_size == batch_size:
+                unfit += self._unfit_of(mate)
+        return gpus_left(*limits, unfit, self._fitting(name)) if unfit else limits
+
+    def _unfit_of(self, name: str) -> tuple[int, ...]:
+        return self._progress[name].unfit_gpus if name in self._progress else ()
+
+    def _fitting(self, name: str) -> set[int]:
+        """Return the numbers of GPUs on which the memory of a member was enough."""
+        progress = self._progress[name]
+        batches = EpochHistory.of(progress.epochs).batches
+        size = progress.batch_size or self._members[name].batch_size
+        return {*self._rates_of(name), *(gpus for _, gpus, batch in batches if batch == size)}
 
     def _has_news(self, name: str) -> bool:
         """Update what is known of a member; return true if its rates or the length of its epochs changed."""
@@ -231,8 +267,8 @@ class Workloads:
 
     def _untrained(self, member: Member, known: MemberProfile) -> Workload:
         """Return a member with the rates known so far, before its remaining work is determined."""
-        # A job that is too small for a member counts as large enough: planners leave the member out.
-        limit, least = max(member.most_gpus(self._max_gpus), member.min_gpus), member.min_gpus
+        # Without any left, it trains as ever, and fails.
+        least, limit = self._gpus_left(member.name) or (member.min_gpus, member.min_gpus)
         points, level = self._rates_of(member.name), 0.0
         notes = (f"rates predicted from those of {known.predicted_from}",) * bool(known.predicted_from)
         if not points:

@@ -286,3 +286,40 @@ def test_members_without_a_profile_learn_times_from_training() -> None:
     found = [(w.startup_s, w.checkpoint_s) for w in workloads.left.values()]
     assert found == [(4.0, 1.0), (4.0, 1.0), (9.0, 0.0)]
     assert [w.interruption_s for w in workloads.left.values()] == [1.0, 1.0, 9.0]
+
+
+def numbers(workloads: Workloads) -> dict[str, list[int]]:
+    return {name: list(workload.rates) for name, workload in workloads.left.items()}
+
+
+def test_out_of_memory_at_a_first_start_leaves_other_numbers_of_gpus_to_a_shape() -> None:
+    other = replace(member("other"), batch_size=7)
+    workloads = Workloads(ensemble(member("a"), member("b"), other), {}, 8)
+    workloads.update({name: progress(name) for name in ("a", "b", "other")})
+    before = numbers(workloads)
+    assert workloads.has_other_gpus("a", 1)
+    workloads.update({"a": Progress("a", unfit_gpus=(1,))})
+    assert [least for least, *_ in numbers(workloads).values()] == [2, 2, 1]
+    assert numbers(workloads)["other"] == before["other"]
+    workloads.update({"a": Progress("a", unfit_gpus=(1, 2, 4))})
+    assert workloads.has_other_gpus("b", 2)
+    assert not workloads.has_other_gpus("a", 8)
+
+
+def test_out_of_memory_where_a_member_has_trained_is_its_own() -> None:
+    seen = EpochHistory.of([EpochResult(1, {}, 1.0, 2, 0.0, 90.0, 32)])
+    workloads = Workloads(ensemble(replace(member("a"), batch_size=32)), {}, 8)
+    workloads.update({"a": Progress("a", seen)})
+    assert not workloads.has_other_gpus("a", 2)
+    assert workloads.has_other_gpus("a", 8)
+    workloads.update({"a": Progress("a", seen, unfit_gpus=(8,))})
+    assert numbers(workloads)["a"][-1] <= 4
+
+
+def test_a_smaller_batch_comes_before_more_gpus_but_after_fewer() -> None:
+    shrinking = replace(member("a"), batch_size=32, min_batch_size=16)
+    workloads = Workloads(ensemble(shrinking), {}, 8)
+    workloads.update({"a": progress("a")})
+    assert not workloads.has_other_gpus("a", 1)
+    workloads.update({"a": Progress("a", [EpochResult(1, {}, 1.0, 1, 0.0, 90.0, 32)])})
+    assert workloads.has_other_gpus("a", 4)

@@ -209,6 +209,20 @@ def test_out_of_memory_fails_a_member_at_its_smallest_batch():
     assert progress["b"].active
 
 
+def test_numbers_of_gpus_without_enough_memory_do_not_count_until_the_batch_is_smaller():
+    shrinking = replace(ENSEMBLE, members=(Member("a", batch_size=50, min_batch_size=16),))
+    ends = [
+        event(
+            DRIVER, "task_ended", at, member="a", exit_code=71, reason="out-of-memory", description="", **of
+        )
+        for at, of in enumerate(({"unfit_gpus": 4}, {"unfit_gpus": 2}, {"unfit_gpus": 4}, {}))
+    ]
+    known = [progress_of(shrinking, ends[: n + 1], RETRIES)["a"] for n in range(4)]
+    assert [progress.unfit_gpus for progress in known] == [(4,), (2, 4), (2, 4), ()]
+    assert [progress.batch_size for progress in known] == [None, None, None, 25]
+    assert all(progress.active and not progress.failures for progress in known)
+
+
 def test_out_of_memory_halves_the_batch_down_to_the_least():
     shrinking = replace(ENSEMBLE, members=(Member("a", batch_size=50, min_batch_size=16),))
     sizes = []

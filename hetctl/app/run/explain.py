@@ -10,7 +10,7 @@ from hetctl.app.project import Project
 from hetctl.app.run.continue_run import plan_of_rest
 from hetctl.app.run.select_run import known_run
 from hetctl.app.run.status import run_status
-from hetctl.app.run.view import TRAINING
+from hetctl.app.run.view import TRAINING, on_gpus
 from hetctl.catalog.stored_runs import RunRecord
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError, HetctlError
@@ -79,6 +79,8 @@ def _outcome(member: Member, progress: Progress) -> Iterator[str]:
     yield f"it has {progress.last_epoch} of at most {progress.asked or member.stop.max_epochs} epochs{shown}"
     if progress.batch_size:
         yield f"it has run out of memory, and trains with a batch of {progress.batch_size} per GPU since"
+    if progress.unfit_gpus:
+        yield f"it ran out of memory {on_gpus(progress.unfit_gpus)}: it tries other numbers"
 
 
 def _tasks(state: RunState, name: str, shown: str, device: str) -> Iterator[str]:

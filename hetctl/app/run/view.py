@@ -12,7 +12,7 @@ from hetctl.app.log_tail import tail_of
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
 from hetctl.model.plan import Plan
-from hetctl.model.profile import MemberProfile
+from hetctl.model.profile import MemberProfile, some_of
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.run_status import BatchChange, MemberRate, MemberStatus, RoundSpan, TaskSpan
 from hetctl.model.training_progress import EpochHistory, LiveMetrics, Progress
@@ -109,7 +109,12 @@ class RunView:
             and not self.state.progress[name].failed
             if any(task.ended_at for tasks in self.state.tasks_of(name).values() for task in tasks)
         ]
-        return tuple(filter(None, (rate_warning(wrong), _blind_warning(blind))))
+        unfit = [
+            f"{name} {on_gpus(progress.unfit_gpus)}"
+            for name, progress in self.state.progress.items()
+            if progress.unfit_gpus and progress.active
+        ]
+        return tuple(filter(None, (rate_warning(wrong), _unfit_warning(unfit), _blind_warning(blind))))
 
     @property
     def _begun(self) -> list[int]:
@@ -237,6 +242,18 @@ def rate_warning(wrong: Sequence[str]) -> str:
         f"the plan's rates were off by more than {NOTEWORTHY:.0%}: {'; '.join(wrong[:MOST_NAMED])}{more}."
         " Planners go by what is seen, in this run and in later ones; `hetctl profile --force` measures anew"
     )
+
+
+def on_gpus(counts: Sequence[int]) -> str:
+    """Return ``on 1 GPU``, ``on 1 and 2 GPUs``, .."""
+    return f"on {' and '.join(map(str, counts))} GPU{'s' * (max(counts) != 1)}"
+
+
+def _unfit_warning(unfit: Sequence[str]) -> str:
+    """Return a warning about members that do not fit on some numbers of GPUs; empty without any."""
+    if not unfit:
+        return ""
+    return f"out of memory at a first start: {some_of(unfit, MOST_NAMED)}; these try other numbers"
 
 
 def _blind_warning(blind: Sequence[str]) -> str:

@@ -382,7 +382,7 @@ class Driver:
                 self._unclosed.append(task)
                 return
             report = TaskReport()
-        reason = self._rounds.close(task, running, report, self._members.peak_memory(task.name))
+        reason = self._rounds.close(task, running, report, self._members)
         for mode in self._modes:
             mode.on_task_ended(running, reason.value)
         # By measurement, its next epoch would end after the deadline.

@@ -23,6 +23,7 @@ from hetctl.runtime.driver.classify_exit import DESCRIPTIONS, exit_reason_of, wi
 from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
 from hetctl.runtime.driver.rank_group import RankGroup
 from hetctl.runtime.driver.rank_pool import RankPool
+from hetctl.runtime.driver.run_members import RunMembers
 from hetctl.runtime.job_logs import length_of, log_line
 from hetctl.runtime.worker.messages import (
     RUN_COMMAND,
@@ -127,19 +128,19 @@ class Rounds:
         # A trainer that briefly outlives its driver may write events of an earlier round.
         return report_of(e for e in self._event_files[name].read_new() if e.round == index)
 
-    def close(self, group: RankGroup, running: RunningTask, report: TaskReport, peak: int) -> ExitReason:
-        """Record the end of a task; return its reason.
-
-        Parameters
-        ----------
-        peak : int
-            Known peak of the member's memory in bytes, for a trainer that reported none.
-        """
+    def close(
+        self, group: RankGroup, running: RunningTask, report: TaskReport, members: RunMembers
+    ) -> ExitReason:
+        """Record the end of a task; return its reason."""
         reason = reason_of_end(group, running, report)
-        description = group.description(reason)
-        if reason is ExitReason.OUT_OF_MEMORY and not group.overuse:
-            description = with_peak(description, report.peak_memory_bytes or peak)
-        self._write_end(running.round, group.name, group.exit_code, reason, description)
+        description, unfit_gpus = group.description(reason), None
+        if reason is ExitReason.OUT_OF_MEMORY:
+            unfit_gpus = members.unfit_gpus(running.task.allocation)
+            if not group.overuse:
+                # The known peak counts for a trainer that reported none.
+                peak = report.peak_memory_bytes or members.peak_memory(group.name)
+                description = with_peak(description, peak)
+        self._write_end(running.round, group.name, group.exit_code, reason, description, unfit_gpus)
         return reason
 
     def end(self, index: int, reason: str) -> None:
@@ -148,14 +149,23 @@ class Rounds:
             self._open.remove(index)
             self.queue.writer(DRIVER, index).write("round_ended", ended_by=reason)
 
-    def _write_end(self, index: int, name: str, exit_code: int, reason: ExitReason, description: str) -> None:
+    def _write_end(
+        self,
+        index: int,
+        name: str,
+        exit_code: int,
+        reason: ExitReason,
+        description: str,
+        unfit_gpus: int | None = None,
+    ) -> None:
         self.queue.writer(DRIVER, index).write(
             "task_ended",
             member=name,
             exit_code=exit_code,
             reason=reason.value,
             description=description,
-            fault=reason in MEMBER_FAULTS,
+            fault=reason in MEMBER_FAULTS and unfit_gpus is None,
+            unfit_gpus=unfit_gpus,
         )
 
     def _inputs(

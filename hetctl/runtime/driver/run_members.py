@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import is_transient
-from hetctl.model.plan import Allocation
+from hetctl.model.plan import DATA_PARALLEL, Allocation
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import Workloads
@@ -119,6 +119,13 @@ class RunMembers:
     def planned_like(self, name: str) -> str:
         """Return the member whose plan suits this one: itself, or another trial with a similar config."""
         return self._trials.planned_like(name) if self._trials else name
+
+    def unfit_gpus(self, allocation: Allocation) -> int | None:
+        """Return the GPUs of a member out of memory, if it should try another number of them; else None."""
+        tries = allocation.mode == DATA_PARALLEL and self._workloads.has_other_gpus(
+            allocation.member, allocation.gpus
+        )
+        return allocation.gpus if tries else None
 
     def peak_memory(self, name: str) -> int:
         """Return the member's peak of memory in its profile or in training, in bytes; 0 if it is unknown."""

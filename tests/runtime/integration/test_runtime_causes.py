@@ -222,6 +222,21 @@ def test_out_of_memory_fails_with_the_peak_at_the_smallest_batch(tmp_path):
     assert len(job.task_gpus("big")) == 1
 
 
+def test_a_first_start_out_of_memory_is_tried_on_more_gpus(tmp_path):
+    config = {"epochs": 2, "oom_on": [1]}
+    members = Member("big", config, 64), Member("alike", {**config, "seed": 7}, 64)
+    ensemble = Ensemble("e", "tensorflow", FUNCTIONS, members, "/x")
+    profiles = tuple(MemberProfile(m.name, {}) for m in members)
+    job = Job(tmp_path, {}, ensemble=ensemble, profiles=profiles, retries=0)
+    assert "ended: finished" in job.drive()
+    ends = [e.data for e in job.events("task_ended")]
+    assert {e["unfit_gpus"] for e in ends if e["reason"] == "out-of-memory"} == {1}
+    assert not any(e["fault"] for e in ends)
+    for name in ("big", "alike"):
+        assert job.task_gpus(name)[-1] > 1
+        assert job.progress()[name].converged
+
+
 def test_a_step_killed_for_memory_has_the_profiled_peak(tmp_path):
     job = SlurmJob(
         tmp_path,
