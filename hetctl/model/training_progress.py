@@ -67,6 +67,8 @@ class TimedRate:
         Same as in `EpochResult`.
     error : float
         Half-width of the rate's 95 % confidence interval, relative to the rate.
+    finished_at : float
+        Time of the last timed step in seconds since the epoch.
     """
 
     rate: float
@@ -74,6 +76,7 @@ class TimedRate:
     batch_size: int
     gpu_type: str | None
     error: float
+    finished_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -313,19 +316,18 @@ class EpochHistory(Sequence[EpochResult]):
         self._last: EpochResult | None = None
         self._count = 0
         self._timed: tuple[TimedRate, ...] = ()
-        """The newest of each key of `rates`."""
         self.rates: Mapping[tuple[str, int, int | None], tuple[float, ...]] = {}
         self.overheads_s: Mapping[int | None, tuple[float, ...]] = {}
 
     @classmethod
-    def of(cls, epochs: Iterable[EpochResult]) -> EpochHistory:
-        """Return a history with these epochs."""
+    def of(cls, epochs: Iterable[EpochResult | TimedRate]) -> EpochHistory:
+        """Return a history with these epochs and rates."""
         if isinstance(epochs, cls):
             return epochs
         return cls().plus(epochs)
 
-    def plus(self, epochs: Iterable[EpochResult], lines: Iterable[int] = ()) -> EpochHistory:
-        """Return a history with more epochs at its end; OverflowError if a number fits no float.
+    def plus(self, epochs: Iterable[EpochResult | TimedRate], lines: Iterable[int] = ()) -> EpochHistory:
+        """Return a history with more epochs at its end, and rates; OverflowError if a number fits no float.
 
         Parameters
         ----------
@@ -335,7 +337,10 @@ class EpochHistory(Sequence[EpochResult]):
         numbers = iter(lines)
         history = self
         for done in epochs:
-            history = history._with(done, next(numbers, -1))
+            if isinstance(done, TimedRate):
+                history = history.with_rate(done)
+            else:
+                history = history._with(done, next(numbers, -1))
         return history
 
     def _with(self, done: EpochResult, line: int) -> EpochHistory:
@@ -351,6 +356,11 @@ class EpochHistory(Sequence[EpochResult]):
         made._timed, made.rates, made.overheads_s = self._timed, self.rates, self.overheads_s
         made._note(done)
         return made
+
+    @property
+    def timed(self) -> tuple[TimedRate, ...]:
+        """Newest rate timed within an epoch, of each key of `rates`."""
+        return self._timed
 
     def with_rate(self, timed: TimedRate) -> EpochHistory:
         """Return the same epochs with one more rate."""

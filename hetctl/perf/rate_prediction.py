@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hetctl.model.profile import MemberProfile
-from hetctl.model.training_progress import EpochHistory, EpochResult
+from hetctl.model.training_progress import EpochHistory, EpochResult, TimedRate
 
 NOTEWORTHY = 0.2
 """Relative error of a rate above which it is reported."""
@@ -18,7 +18,7 @@ NOTEWORTHY = 0.2
 Rates = Mapping[int, float]
 
 
-def seen_rates(epochs: Iterable[EpochResult], batch_size: int) -> dict[str, dict[int, float]]:
+def seen_rates(epochs: Iterable[EpochResult | TimedRate], batch_size: int) -> dict[str, dict[int, float]]:
     """Return the rates of epochs by type and number of GPUs: medians of the newest ones.
 
     A rate changes with the members that run beside it. The type is "" at a site with one type, and for groups
@@ -26,8 +26,8 @@ def seen_rates(epochs: Iterable[EpochResult], batch_size: int) -> dict[str, dict
 
     Parameters
     ----------
-    epochs : iterable of EpochResult
-        Epochs of one member, in order of time.
+    epochs : iterable of EpochResult or TimedRate
+        Epochs of one member and rates timed within them, in order of time.
     batch_size : int
         Batch size; epochs with another one are ignored.
     """
@@ -39,7 +39,7 @@ def seen_rates(epochs: Iterable[EpochResult], batch_size: int) -> dict[str, dict
     return dict(rates)
 
 
-def seen_overhead_s(epochs: Iterable[EpochResult], batch_size: int) -> float | None:
+def seen_overhead_s(epochs: Iterable[EpochResult | TimedRate], batch_size: int) -> float | None:
     """Return the median of the newest epochs' seconds beyond their samples; None if unknown."""
     newest = EpochHistory.of(epochs).overheads_s.get(batch_size)
     return statistics.median(newest) if newest else None
@@ -47,7 +47,7 @@ def seen_overhead_s(epochs: Iterable[EpochResult], batch_size: int) -> float | N
 
 def known_rates(
     profile: MemberProfile,
-    epochs: Iterable[EpochResult] = (),
+    epochs: Iterable[EpochResult | TimedRate] = (),
     batch_size: int = 0,
     *,
     in_lockstep: bool = False,

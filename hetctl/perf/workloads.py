@@ -19,7 +19,7 @@ from hetctl.perf.memory_fit import gpus_left
 from hetctl.perf.rate_extrapolation import learned, prior_shapes, rate_curve, usable_rates
 from hetctl.perf.rate_prediction import USUAL_LEVEL, Level, estimated_levels, known_rates
 
-LEARNED = ("startup_s", "checkpoint_s")
+LEARNED = ("startup_s", "evaluate_s", "checkpoint_s")
 """Times of members that were not profiled, which their training shows."""
 RECENT_RESTARTS = 9
 """Number of newest restarts of all members that predict the first restart of another one."""
@@ -164,6 +164,9 @@ class Workloads:
         """Return what is known of a member, in training too."""
         member, progress = self._members[name], self._progress[name]
         profile = self._profiles.get(name) or MemberProfile(name, {})
+        if self._is_unmeasured(name):
+            shown = {time: seconds for time in LEARNED if (seconds := getattr(progress, time)) is not None}
+            profile = replace(profile, **shown)
         # Its rate may be known before its first epoch ends.
         epochs: Iterable[EpochResult] = EpochHistory.of(progress.epochs)
         if profile.predicted_from and not EpochHistory.of(epochs).rates:
@@ -249,20 +252,19 @@ class Workloads:
         restart_s = statistics.median(restarts_s) if restarts_s else None
         times = {}
         if self._is_unmeasured(name):
-            times = self._learned_times(progress)
+            times = self._learned_times(known)
             # A first start has much that ranks do only once: as its length, no member would ever restart.
             restart_s = restart_s or 0.0
         return replace(
             whole, samples_left=left, notes=whole.notes + notes + remarks, restart_s=restart_s, **times
         )
 
-    def _learned_times(self, progress: Progress) -> dict[str, Any]:
-        """Return the times that training has shown, of this member or, before it has any, of the others."""
-        own = {time: getattr(progress, time) for time in LEARNED}
+    def _learned_times(self, known: MemberProfile) -> dict[str, Any]:
+        """Return the times that training has shown of others, where it has shown none of this member yet."""
         return {
-            time: statistics.median(newest) if own[time] is None else own[time]
+            time: statistics.median(newest)
             for time, newest in self._times_s.items()
-            if newest
+            if newest and not getattr(known, time)
         }
 
     def _untrained(self, member: Member, known: MemberProfile) -> Workload:

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hetctl.app.project import Project
@@ -29,7 +29,7 @@ from hetctl.model.profile import (
 from hetctl.model.run import LOCKSTEP
 from hetctl.model.serialization import encode
 from hetctl.model.site import InterNode, IntraNode, NodeLinks, Site, SiteKey
-from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_progress import EpochHistory, EpochResult, Progress, TimedRate
 from hetctl.model.training_settings import missing_for_groups, of_one_gpu
 from hetctl.perf.rate_prediction import seen_overhead_s, seen_rates
 from hetctl.storage.run_state import state_in
@@ -43,10 +43,22 @@ OLD_S = 90 * DAY_S
 """Age in seconds from which on a warning names a profile."""
 
 
+Seen = EpochResult | TimedRate
+"""What tells a rate that was seen in training."""
+
+
+@dataclass
+class Trained:
+    """What earlier runs have seen of a member: rates by time, and its progress in the newest run."""
+
+    rates: list[Seen] = field(default_factory=list)
+    newest: Progress | None = None
+
+
 def member_profiles(catalog: Catalog, ensemble: Ensemble, site: Site) -> tuple[MemberProfile, ...]:
     """Return the profiles of the members as they are now, in their order.
 
-    A member that was not measured has the rates of earlier runs, or none.
+    A member that was not measured has the rates and times of earlier runs, or none.
     """
     trained = _trained(catalog, ensemble, site.name)
     measured = _profiles(catalog, ensemble, site.name, trained, has_types=bool(site.node_types))
@@ -57,13 +69,18 @@ def member_profiles(catalog: Catalog, ensemble: Ensemble, site: Site) -> tuple[M
     )
 
 
-def _unmeasured(member: Member, ensemble: Ensemble, trained: Sequence[EpochResult]) -> MemberProfile:
+def _unmeasured(member: Member, ensemble: Ensemble, trained: Trained) -> MemberProfile:
+    seen = trained.newest or Progress(member.name)
     return MemberProfile(
         member.name,
         rates={},
-        samples_per_epoch=ensemble.samples_per_epoch,
-        seen_rates=seen_rates(trained, member.batch_size),
-        seen_overhead_s=seen_overhead_s(trained, member.batch_size),
+        samples_per_epoch=ensemble.samples_per_epoch or seen.samples_per_epoch,
+        startup_s=seen.startup_s or 0.0,
+        evaluate_s=seen.evaluate_s or 0.0,
+        checkpoint_s=seen.checkpoint_s or 0.0,
+        peak_memory_bytes=seen.peak_memory_bytes,
+        seen_rates=seen_rates(trained.rates, member.batch_size),
+        seen_overhead_s=seen_overhead_s(trained.rates, member.batch_size),
     )
 
 
@@ -76,14 +93,14 @@ def _profiles(
     catalog: Catalog,
     ensemble: Ensemble,
     site: str,
-    trained: Mapping[str, Sequence[EpochResult]],
+    trained: Mapping[str, Trained],
     *,
     has_types: bool,
 ) -> tuple[MemberProfile, ...]:
     """Return the profiles; without `has_types` only the type of GPU that was measured last counts."""
     points = RatePoints(catalog.points(ensemble.name, site), ensemble)
     found = (
-        _profile(member, own, trained[member.name], has_types=has_types)
+        _profile(member, own, trained[member.name].rates, has_types=has_types)
         for member in ensemble.members
         if (own := points.of(member.name))
     )
@@ -165,12 +182,12 @@ def beyond_measured(plan: Plan, profiles: Iterable[MemberProfile]) -> list[str]:
     ]
 
 
-def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, list[EpochResult]]:
-    """Return the epochs of all runs at a site that trained members of the same name and shape, by time.
+def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, Trained]:
+    """Return what all runs at a site have seen of members of the same name and shape.
 
-    Epochs of pipelines are left out, and epochs in lockstep, which run at the slowest member's rate.
+    Pipelines are left out, and lockstep, in which all run at the slowest member's rate.
     """
-    found: dict[str, list[EpochResult]] = {member.name: [] for member in ensemble.members}
+    found = {member.name: Trained() for member in ensemble.members}
     shapes = {member.name: shape_digest(member, ensemble.rate_keys) for member in ensemble.members}
     for record in catalog.runs(ensemble.name):
         spec, search = record.spec, record.spec.ensemble.search
@@ -181,25 +198,29 @@ def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, list[
             alone = [m for m in spec.ensemble.members if m.name not in spec.pipelines]
             for member in alone:
                 if shapes.get(member.name) == shape_digest(member, ensemble.rate_keys):
-                    found[member.name] += progress[member.name].epochs
-    return {name: sorted(epochs, key=lambda epoch: epoch.finished_at) for name, epochs in found.items()}
+                    done, trained = progress[member.name], found[member.name]
+                    trained.rates += (*done.epochs, *EpochHistory.of(done.epochs).timed)
+                    trained.newest = done if done.startup_s is not None else trained.newest
+    for trained in found.values():
+        trained.rates.sort(key=lambda seen: seen.finished_at)
+    return found
 
 
-def _newer(epochs: Iterable[EpochResult], points: Iterable[ProfilePoint]) -> list[EpochResult]:
-    """Return the epochs that are newer than the point with as many GPUs of their type."""
+def _newer(seen: Iterable[Seen], points: Iterable[ProfilePoint]) -> list[Seen]:
+    """Return the epochs and rates that are newer than the point with as many GPUs of their type."""
     measured = {(point.machine.gpu_type, point.gpus): point.measured_at for point in points}
     types = {gpu_type for gpu_type, _ in measured}
     only = next(iter(types)) if len(types) == 1 else ""
     return [
         epoch
-        for epoch in epochs
+        for epoch in seen
         # A measurement counts more than earlier epochs: the machine may have changed in between.
         if epoch.finished_at > measured.get((epoch.gpu_type or only, epoch.gpus), 0.0)
     ]
 
 
 def _profile(
-    member: Member, points: Sequence[ProfilePoint], trained: Iterable[EpochResult], *, has_types: bool
+    member: Member, points: Sequence[ProfilePoint], trained: Iterable[Seen], *, has_types: bool
 ) -> MemberProfile:
     """Return the profile of a member by its points, one for each type and number of GPUs."""
     last = max(points, key=lambda point: point.measured_at)

@@ -344,7 +344,7 @@ class MemberTrainer(ABC):
         )
 
     def _report_rate(self, rate: float, error: float) -> None:
-        timed = TimedRate(rate, self.gpus, self.member.batch_size, self.gpu_type, error)
+        timed = TimedRate(rate, self.gpus, self.member.batch_size, self.gpu_type, error, time.time())
         self.events.write("rate", **encode(timed))
 
     def _finish_epoch(self, number: int, rate: float | None, *, is_whole: bool) -> None:
@@ -353,6 +353,9 @@ class MemberTrainer(ABC):
         # From the end of the last epoch's training, with all overheads.
         last_s = began - self._trained_at if self._trained_at is not None and is_whole else None
         self._trained_at = began
+        if rate is None and last_s is not None:
+            # It has too few full batches, but the process has trained before: nothing is done only once.
+            rate = self.training.samples / self.state.part_s
         metrics = self._evaluate(number)
         evaluate_s = time.perf_counter() - began
         result = EpochResult(

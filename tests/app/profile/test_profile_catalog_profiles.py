@@ -31,7 +31,7 @@ from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.site import NodeType, Queue, Site
 from hetctl.perf.rate_prediction import known_rates
 from hetctl.storage.event_files import EventWriter
-from hetctl.storage.paths import Home
+from hetctl.storage.paths import Home, RunFolder
 from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_files import read_spec
 
@@ -110,12 +110,17 @@ def trained(
     catalog: Catalog, run: str, site: Site, member: Member, rate: float, at: float, **of_run: Any
 ) -> None:
     """Make a run of one epoch of a member, on one GPU."""
+    folder = begun(catalog, run, site, member, at, **of_run)
+    epoch = {"epoch": 1, "metrics": {}, "duration_s": 1.0, "gpus": 1, "finished_at": at, "batch_size": 32}
+    EventWriter(folder.events, member.name, 0).write("epoch", **epoch, rate=rate, overhead_s=0.5)
+
+
+def begun(catalog: Catalog, run: str, site: Site, member: Member, at: float, **of_run: Any) -> RunFolder:
+    """Make a run of a member without any event."""
     ensemble = replace(ENSEMBLE, members=(member,))
     spec = RunSpec(run, ensemble, site, "fluid", 2, "local", 600, 10, (), "/checkpoints", **of_run)
     catalog.add_run(spec, PLAN, at, Job(0, f"hetctl-{run}-0", "1", JobState.FINISHED, 1, 600, at))
-    epoch = {"epoch": 1, "metrics": {}, "duration_s": 1.0, "gpus": 1, "finished_at": at, "batch_size": 32}
-    folder = catalog.home.run(run).create()
-    EventWriter(folder.events, member.name, 0).write("epoch", **epoch, rate=rate, overhead_s=0.5)
+    return catalog.home.run(run).create()
 
 
 def test_seen_rates_count_at_a_site_that_names_no_types(project: Project) -> None:
@@ -172,6 +177,24 @@ def test_a_member_that_was_not_measured_has_the_rates_of_earlier_runs(project: P
     assert (found.rates, found.seen_rates, found.seen_overhead_s) == ({}, {"": {1: 60.0}}, 0.5)
     assert (found.samples_per_epoch, other.has_rates) == (640, False)
     assert known_rates(found).rates == {1: 60.0}
+
+
+def test_an_unfinished_first_epoch_leaves_its_rate_and_times_to_later_runs(project: Project) -> None:
+    keep(project, point(A, measured_at=1200.0))
+    timed = {"rate": 90.0, "gpus": 1, "batch_size": 32, "gpu_type": None, "error": 0.04}
+    with Catalog.open(project.home.catalog) as catalog:
+        for member, at in ((B, 1100.0), (A, 1100.0), (A, 1300.0)):
+            folder = begun(catalog, f"{member.name}{at:.0f}", SITE, member, at)
+            events = EventWriter(folder.events, member.name, 0)
+            events.write("started", epochs=0, part_samples=0, samples=640)
+            events.write("first_step", startup_s=3.0, peak_memory_bytes=7)
+            events.write("rate", **{**timed, "rate": at / 10}, finished_at=at)
+            events.write("checkpoint", epoch=0, part_samples=64, duration_s=0.5)
+        a, b = member_profiles(catalog, ENSEMBLE, SITE)
+    # A measurement counts more than rates seen before it.
+    assert a.seen_rates == {"": {1: 130.0}}
+    assert b.seen_rates == {"": {1: 110.0}}
+    assert (b.samples_per_epoch, b.startup_s, b.checkpoint_s, b.peak_memory_bytes) == (640, 3.0, 0.5, 7)
 
 
 def test_a_plan_on_more_gpus_than_were_measured_says_so() -> None:

@@ -52,14 +52,14 @@ class StopAfter(StopSignal):
 
 def trainer(
     folder, config, *, framework="tensorflow", stop=None, gpus=1, epochs=3, train_fn=None, seed=5,
-    checkpoint=EVERY_EPOCH, loader=ArrayLoader,
+    checkpoint=EVERY_EPOCH, loader=ArrayLoader, batch_size=32,
 ):  # fmt: skip
     ensemble = Ensemble("tiny", framework, functions_of(framework, train_fn), (), str(ENSEMBLES))
-    member = Member("m", config, 32, seed, replace(STOP, max_epochs=epochs), checkpoint=checkpoint)
+    member = Member("m", config, batch_size, seed, replace(STOP, max_epochs=epochs), checkpoint=checkpoint)
     loaded = load_functions(ensemble)
     seed_all(framework, seed)
     training, validation = as_sources(loaded.input_fn(None))
-    loader = loader(training, Stream(len(training), 32, seed))
+    loader = loader(training, Stream(len(training), batch_size, seed))
     held_out = ArrayLoader(validation, Stream(len(validation), 32, UNSHUFFLED))
     network = load_framework(framework).build(member, loaded, Group(), loader.sample)
     return Trainer(
@@ -416,6 +416,15 @@ def test_epochs_have_rates_and_evaluations_send_heartbeats(tmp_path, framework):
     assert [epoch["overhead_s"] is None for epoch in epochs] == [True, False, False]
     # 640 training and 200 validation samples in batches of 32, three times.
     assert len(heartbeats) == 3 * (20 + 7)
+
+
+def test_epochs_of_a_single_step_have_rates_from_the_second_on(tmp_path):
+    training = trainer(tmp_path, {}, batch_size=640)
+    training.run()
+    epochs = [data for kind, data in training.events if kind == "epoch"]
+    assert [epoch["rate"] is None for epoch in epochs] == [True, False, False]
+    assert all(epoch["rate"] == 640 / epoch["duration_s"] for epoch in epochs[1:])
+    assert all(epoch["overhead_s"] >= 0 for epoch in epochs[1:])
 
 
 def test_horovod_refuses_ipv6_with_the_way_out():

@@ -199,7 +199,7 @@ class EpochReports:
         if times := known_times(self._timed, WANTED_IN_TRAINING):
             timed = TimedRate(
                 *(1 / times.mean_s, self.spec.allocation.gpus, self.member.batch_size),
-                *(self.spec.gpu_type, times.error),
+                *(self.spec.gpu_type, times.error, time.time()),
             )
             self.events.write("rate", **encode(timed))
             self._timed = None
