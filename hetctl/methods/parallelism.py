@@ -6,6 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, ModeChoice
+from hetctl.model.profile import some_of
+
+NAMED = 5
+"""Networks that a reason names."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,12 @@ class HopChoice:
     makespans_s : mapping of int to float
         Simulated seconds until all of them are trained, by epochs of hopping before data-parallel training;
         0 is data-parallel training alone. Alternatives without a plan are missing.
+    unknown : tuple of str
+        Networks of which no rate is known yet: while there are any, only data-parallel training is planned.
     """
 
     makespans_s: Mapping[int, float]
+    unknown: tuple[str, ...] = ()
 
     @property
     def epochs(self) -> int:
@@ -115,7 +122,9 @@ def _hopper(demand: Demand, hops: HopChoice, limits: ModeLimits) -> ModeChoice:
 
 def _data_parallel(demand: Demand, hops: HopChoice, limits: ModeLimits) -> ModeChoice:
     fits = "it fits one GPU"
-    if limits.memory_bytes is None:
+    if demand.memory_bytes is None and demand.member in hops.unknown:
+        fits = "it is taken to fit one GPU, and no pipeline was considered, as its layers are not known"
+    elif limits.memory_bytes is None:
         fits = "it is taken to fit one GPU, as the site does not say how much memory they have"
     return ModeChoice(demand.member, DATA_PARALLEL, f"{fits}, and {_no_hops(hops, limits)}")
 
@@ -123,6 +132,8 @@ def _data_parallel(demand: Demand, hops: HopChoice, limits: ModeLimits) -> ModeC
 def _no_hops(hops: HopChoice, limits: ModeLimits) -> str:
     if not limits.partitions:
         return "the data is not partitioned"
+    if hops.unknown:
+        return f"hopping was not considered, as no rate of {some_of(hops.unknown, NAMED)} is known yet"
     if hops.hopping_s is None:
         return "hopping has no plan"
     estimate = _time(hops.makespans_s[0])

@@ -104,6 +104,26 @@ ALL_GPUS = ("--planner", "fixed-8")
 """Data-parallel training on all GPUs at a time, which scale badly (0.5) where hops are to be cheaper."""
 
 
+def test_modes_that_need_a_rate_are_not_considered_before_it_is_known(tmp_path):
+    """Rates are imported of all members but `giant`."""
+    mini = Mini(tmp_path, small(2) + "  - {name: giant}\n", "partitions: 4\n", ONE_TYPE, 0.5)
+    plan = mini.auto()
+    assert set(modes(plan).values()) == {"data-parallel"}
+    reason = {choice["member"]: choice["reason"] for choice in plan["choices"]}
+    assert "hopping was not considered, as no rate of giant is known yet" in reason["m0"]
+    assert "no pipeline was considered, as its layers are not known" in reason["giant"]
+    assert "no pipeline" not in reason["m0"]
+
+
+def test_members_hop_without_a_profile(tmp_path):
+    mini = Mini(tmp_path, small(2, epochs=1) + "  - {name: giant}\n", "partitions: 4\n", ONE_TYPE)
+    done = mini.plan("--mode", "hopper", "--time", "1m", "--json")
+    assert done.code == 0, done.stderr
+    reason = {choice["member"]: choice["reason"] for choice in done.json["choices"]}
+    assert "visits count as equally long until the first have ended" in reason["giant"]
+    assert "equally long" not in reason["m0"]
+
+
 def test_each_network_gets_the_mode_that_suits_it(tmp_path):
     plan = Mini(tmp_path, small(6) + GIANT, "partitions: 4\n", ONE_TYPE, 0.5).auto(*ALL_GPUS)
     assert modes(plan) == {**dict.fromkeys([f"m{i}" for i in range(6)], "hopper"), "giant": "pipeline"}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from hetctl.app.hopper import MOST_TIMES
 from hetctl.app.plan.phase_drafts import PhaseDraft, assembled, candidates, data_parallel_plans, makespans
@@ -24,8 +26,7 @@ def plan_hopper(request: PlanRequest) -> Plan:
     Raises
     ------
     BadInputError
-        If a node would have no partition, a member has no profile, or the scheduler does not support the
-        job's workers.
+        If a node would have no partition, or the scheduler does not support the job's workers.
     InfeasibleError
         If a member does not fit a GPU, or a job is too short for a visit to a partition.
     """
@@ -43,7 +44,8 @@ def plan_hopper(request: PlanRequest) -> Plan:
     reason = (
         f"the mode was given: {_together(request, members)}, and hops over {request.partitions} partitions"
     )
-    choices = tuple(ModeChoice(member.name, HOPPER, reason) for member in members)
+    guess = "; no rate of it is known yet, and visits count as equally long until the first have ended"
+    choices = tuple(ModeChoice(m.name, HOPPER, reason + guess * m.is_guess) for m in members)
     return assembled(request, phases, choices, fluid_bound(members, request.gpus))
 
 
@@ -107,4 +109,8 @@ def hop_run(request: PlanRequest, members: Sequence[Workload]) -> PhaseRun:
         for evaluates in (False, True)
     )
     search = SearchOptions(seed=options.seed, seconds=options.solver_time_limit_s)
-    return hop_phase(members, train, evaluate, request.scenario.timing, search, options.hop_scheduler)
+    timing = request.scenario.timing
+    if any(member.is_guess for member in members):
+        # A visit may take far less time than is expected, so that no job is known to be too short.
+        timing = replace(timing, wall_s=math.inf)
+    return hop_phase(members, train, evaluate, timing, search, options.hop_scheduler)

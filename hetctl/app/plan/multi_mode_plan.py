@@ -26,7 +26,7 @@ def plan_modes(request: PlanRequest) -> Plan:
     Raises
     ------
     BadInputError
-        If a member has no profile, a layer profile is wrong, or the site does not give its links.
+        If a layer profile is wrong, or the site does not give its links.
     InfeasibleError
         If a member fits neither a GPU nor a pipeline, or a job is too short for any progress.
     """
@@ -46,8 +46,10 @@ def plan_modes(request: PlanRequest) -> Plan:
             )
     members = candidates(request, without=large)
     epochs = _epochs(members)
-    drafts = _drafts(request, members, layers)
-    chosen = HopChoice({most: _seconds(request, phases) for most, phases in drafts.items()})
+    # A guess tells of no mode that it is the fastest: members train data-parallel, which shows their rates.
+    unknown = tuple(member.name for member in members if member.is_guess)
+    drafts = {0: [data_parallel(request, members)]} if unknown else _drafts(request, members, layers)
+    chosen = HopChoice({most: _seconds(request, phases) for most, phases in drafts.items()}, unknown)
     choices = choose_modes([replace(d, epochs=epochs.get(d.member, 0)) for d in demands], room, chosen)
     pipelined = [pipeline_member_of(request, name, layers[name]) for name in large]
     phases = [*([pipelines(request, pipelined)] if pipelined else []), *drafts.get(chosen.epochs, [])]

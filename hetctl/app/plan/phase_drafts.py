@@ -8,15 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from hetctl.app.plan.planning import PlanRequest, data_parallel_plan
 from hetctl.methods.phase_run import PhaseRun
 from hetctl.model.ensemble import Ensemble
-from hetctl.model.errors import BadInputError
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, Allocation, Forecast, ModeChoice, Phase, Plan, Round
-from hetctl.model.profile import some_of
 from hetctl.model.training_settings import OFF
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import active_workloads
-
-NAMED = 5
-"""Members without a profile that a message names."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +36,8 @@ class PhaseDraft:
 
 
 def candidates(request: PlanRequest, without: Collection[str] = ()) -> tuple[Workload, ...]:
-    """Return the workloads of the members that fit one GPU.
-
-    Raises
-    ------
-    BadInputError
-        If one has no rate: the choice of a mode, and the times of hops, depend on it.
-    """
+    """Return the workloads of the members that fit one GPU."""
     ensemble = request.trainable
-    known = {name for name, profile in request.profiles.items() if profile.has_rates}
-    if missing := [m.name for m in ensemble.members if m.name not in known and m.name not in without]:
-        raise BadInputError(
-            f"no profile of {some_of(missing, NAMED)}, which --mode {request.mode} needs",
-            "run `hetctl profile`, or leave out --mode: data-parallel training needs none",
-        )
     fitting = replace(ensemble, members=tuple(m for m in ensemble.members if m.name not in without))
     return active_workloads(
         fitting,

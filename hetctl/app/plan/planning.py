@@ -71,7 +71,7 @@ class PlanRequest:
     layers : mapping
         Measured layers of members that name no layer profile, one measurement for each type of GPU.
     profiles : mapping of str to MemberProfile
-        Profiles by member, without rates if none is known; members that fit no GPU may have no profile.
+        Profiles by member, without rates if none is known.
     progress : mapping of str to Progress
         Progress of members that have been trained.
     """
@@ -256,15 +256,9 @@ PLANS_BY_MODE = {
 
 
 def with_profiles(catalog: Catalog, request: PlanRequest) -> PlanRequest:
-    """Add the profiles in a catalog, and the measured layers and links where the files give none.
-
-    Only data-parallel training begins with unknown rates. Where pipelines are an option, a member with layers
-    but without a profile fits no GPU: it is planned by its layers.
-    """
+    """Add the profiles in a catalog, and the measured layers and links where the files give none."""
     known = member_profiles(catalog, request.ensemble, request.site)
-    is_measured = request.mode != DATA_PARALLEL
-    found = {profile.member: profile for profile in known if profile.has_rates or not is_measured}
-    request = replace(request, profiles=found)
+    request = replace(request, profiles={profile.member: profile for profile in known})
     return with_measurements(catalog, request) if request.mode in (AUTO, PIPELINE) else request
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
+
+import numpy as np
 
 from hetctl.methods.hopper import SCHEDULERS
 from hetctl.methods.hopper.list_schedule import Indices, Residual, dispatch
@@ -122,6 +125,8 @@ class HopPlanner:
         self._search = search
         self._forms_groups = forms_groups
         self._seen: dict[tuple[str, bool, int], tuple[Visit, float]] = {}
+        self._guesses: frozenset[str] = frozenset()
+        self._known = 0
         self._times: tuple[UnitTimes, ...] = ()
 
     def group_size(
@@ -130,19 +135,25 @@ class HopPlanner:
         """Return the number of GPUs of a worker, as `hetctl.methods.hopper.worker_groups.group_size`."""
         return group_size(members, partitions, nodes, homes) if self._forms_groups else 1
 
-    def note(self, visit: Visit, seconds: float) -> None:
-        """Record the time of a visit."""
+    def note(self, visit: Visit, seconds: float) -> bool:
+        """Record the time of a visit; return true if its plan was made from guesses, and is outdated.
+
+        Each plan of them is for twice as many seen members as the one before, since workers wait for plans.
+        """
         self._seen[_kind(visit.unit, visit.worker)] = visit, seconds
+        known = len({name for name, evaluates, _ in self._seen if not evaluates} & self._guesses)
+        return self._known < known >= min(2 * self._known, len(self._guesses))
 
     def seconds(self, unit: Unit, worker: str) -> float:
         """Return the expected time of a visit in seconds.
 
         It is the time of the last visit of its kind, scaled by the ratio of their planned times: types of GPU
-        and partitions differ. Before the first such visit, it is the planned time.
+        and partitions differ. Before the first such visit, it is the planned time, or 0 if that is a guess:
+        there is no other way to learn it.
         """
         planned_s = self._planned_s(unit, worker)
         if (seen := self._seen.get(_kind(unit, worker))) is None:
-            return planned_s
+            return 0.0 if unit.config in self._guesses else planned_s
         visit, seconds = seen
         then_s = self._planned_s(visit.unit, visit.worker)
         return seconds * planned_s / then_s if planned_s and then_s else seconds
@@ -164,10 +175,11 @@ class HopPlanner:
         members = [left[name] for name in hopper.configs if name in left]
         if not members or not set().union(*hopper.workers.values()).issuperset(hopper.partitions):
             return NO_PLAN
-        train, evaluate = (_times(members, hopper, nodes, evaluates=kind) for kind in (False, True))
-        self._times = train, evaluate
+        self._times = tuple(_times(members, hopper, nodes, evaluates=kind) for kind in (False, True))
         if self.scheduler == "randomized":
             return NO_PLAN
+        guesses = {member.name for member in members if member.is_guess}
+        self._times = (self._as_seen(self._times[0], guesses), self._times[1])
         epochs = {
             # At least one epoch is left.
             member.name: max(1, math.ceil(member.samples_left / (member.samples_per_epoch or math.inf)))
@@ -183,6 +195,17 @@ class HopPlanner:
             total[visit.config] += seconds
             total[visit.worker] += seconds
         return visits, max(free.values(), default=0.0), max(total.values(), default=0.0)
+
+    def _as_seen(self, train: UnitTimes, guesses: Set[str]) -> UnitTimes:
+        """Return unit times in which guesses are as long as visits seen of the member, or else of others."""
+        ratios: dict[str, float] = {}
+        for (name, evaluates, _), (visit, seconds) in self._seen.items():
+            if name in guesses and not evaluates and (then_s := _time_in(train, visit.unit, visit.worker)):
+                ratios[name] = seconds / then_s
+        self._guesses, self._known = frozenset(guesses), len(ratios)
+        usual = statistics.median(ratios.values()) if ratios else 1.0
+        factors = [ratios.get(name, usual) if name in guesses else 1.0 for name in train.configs]
+        return replace(train, seconds=train.seconds * np.array(factors)[:, None, None])
 
     def _visits(self, hopper: Hopper, epochs: Mapping[str, int], now_s: float) -> tuple[Visit, ...]:
         """Return planned visits: of whole epochs if none has begun, and else of what is left."""

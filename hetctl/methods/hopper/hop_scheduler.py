@@ -330,7 +330,9 @@ class HopScheduler(JobScheduler):
             return
         visit, states = _visit_of(running), self._states[event.member]
         running.done = self._hopper.unit_done(visit)
-        self._planner.note(visit, self._now_s - running.since_s)
+        if self._planner.note(visit, self._now_s - running.since_s):
+            self._hopper.drop_plan()
+            self._change = "first visits"
         old = states.state
         held_by = states.renew(visit)
         if old is not None and held_by:
@@ -455,9 +457,10 @@ class HopScheduler(JobScheduler):
         # Only if visits start, as it may read files.
         left = self._observer.left(now_s) if started else {}
         for visit in started:
-            place, rates = _place_of(visit.worker), left[visit.config].rates
+            place, workload = _place_of(visit.worker), left[visit.config]
             gpus, states = len(place[0].gpus), self._states[visit.config]
-            allocation = Allocation(visit.config, gpus, HOPPER, rates.get(gpus, rates[1]), place)
+            rate = workload.rates.get(gpus, workload.least_rate)
+            allocation = Allocation(visit.config, gpus, HOPPER, rate, place)
             self._fetch(visit.config, place[0].node)
             task = Task(allocation, replace(visit, state=states.state, checkpoint=states.saved_number))
             self._run(task, self._round, now_s)

@@ -28,7 +28,7 @@ class Hopper:
     replay.
 
     With `reschedule`, `dispatch` requests a new plan if workers failed, returned or joined late since the
-    last plan, if there is none, or if it is completed.
+    last plan, if it is outdated, if there is none, or if it is completed.
 
     Parameters
     ----------
@@ -116,6 +116,10 @@ class Hopper:
             self._queue.worker_joins(worker, partitions)
         for unit in earlier:
             self._queue.add(unit)
+
+    def drop_plan(self) -> None:
+        """Let the next `dispatch` request a new plan: what the last one was made from has changed."""
+        self._is_torn = True
 
     def config_joins(self, config: str, epoch: int = 0) -> None:
         """Let a configuration that has finished its last epoch visit all partitions in another one.

@@ -207,7 +207,8 @@ class HopJob(JobMode):
             self._write(saved.member, "best_checkpoint", **encode(saved.best))
         # An epoch is finished once it is in a checkpoint.
         if result := self._results.pop((saved.member, saved.number), None):
-            self._write(saved.member, "epoch", **encode(result), evaluate_s=0.0)
+            samples = round(result.rate * result.duration_s) if result.rate else None
+            self._write(saved.member, "epoch", **encode(result), evaluate_s=0.0, samples=samples)
 
     def _write(self, source: str, kind: str, **data: Any) -> None:
         def announce(length: int) -> None:

@@ -72,12 +72,17 @@ class Executor:
     cut_off: frozenset[str] = frozenset()
     rates: dict[int, float] = field(default_factory=lambda: {1: 100.0})
     replay: tuple = ()
+    seconds: dict[str, float] = field(default_factory=dict)
+    are_known: bool = True
 
     def __post_init__(self):
         rule = lambda most: StopRule(metric="val_loss", patience=10**6, max_epochs=most)  # noqa: E731
         self.members = {name: Member(name, {}, stop=rule(most)) for name, most in self.epochs.items()}
         workloads = {
-            name: Workload(name, self.rates, 100.0 * self.partitions * most, 100 * self.partitions)
+            name: Workload(
+                *(name, self.planned_rates(name), 100.0 * self.partitions * most, 100 * self.partitions),
+                spread={} if self.are_known else dict.fromkeys(self.rates, 3.0),
+            )
             for name, most in self.epochs.items()
         }
         self.observed = Observed(workloads)
@@ -92,6 +97,11 @@ class Executor:
         self.newest = dict.fromkeys(self.epochs)
         self.done, self.undone, self.lost, self.converged, self.ended = [], set(), [], [], None
         self.plans, self.intervals = [], []
+
+    def planned_rates(self, name):
+        if name in self.seconds and self.are_known:
+            return {1: 100.0 / self.seconds[name]}
+        return self.rates
 
     def at(self, delay_s, action, *arguments):
         heapq.heappush(self.queue, (self.now + delay_s, next(self.order), action, arguments))
@@ -134,7 +144,8 @@ class Executor:
         saved = f"{visit.config}-{self.checkpoints[visit.config]}"
         assert visit.state == newest if visit.state else newest in (None, saved)
         assert visit.checkpoint == self.checkpoints[visit.config]
-        seconds = 100.0 / self.rates[len(gpus_in(visit.worker))] if visit.epoch % 2 == 0 else 0.1
+        own = self.seconds.get(visit.config, 100.0 / self.rates[len(gpus_in(visit.worker))])
+        seconds = own if visit.epoch % 2 == 0 else 0.1
         self.at(seconds * self.draw.uniform(0.8, 1.2), self.end_visit, visit, visit.state, self.now)
 
     def is_at_work(self, visit):
@@ -323,6 +334,24 @@ def test_every_member_visits_every_partition_once(scheduler):
     assert_complete(job)
     assert_exclusive(job)
     assert job.plans[0].reason == "start"
+
+
+def test_visits_of_unknown_length_are_planned_anew_when_the_first_have_ended():
+    nodes = dict.fromkeys("abcd", (0,))
+    homes = {node: frozenset({number}) for number, node in enumerate(nodes)}
+    seconds = {"x": 1.0, "y": 2.0, "z": 4.0, "u": 7.0, "v": 12.0, "w": 14.0}
+    epochs = dict.fromkeys(seconds, 2)
+    # By the guess, none would end before the deadline.
+    unknown = {"are_known": False, "rates": {1: 100.0 / 5000}, "deadline_s": 1000.0}
+    guessed, known = (
+        Executor(dict(nodes), homes, epochs, 4, seconds=seconds, **given).run() for given in (unknown, {})
+    )
+    assert_complete(guessed)
+    assert_exclusive(guessed)
+    assert [plan.reason for plan in known.plans] == ["start"]
+    again = [plan for plan in guessed.plans if plan.reason == "first visits"]
+    assert 0 < len(again) <= 4
+    assert again[-1].predicted_s < guessed.now < 1.3 * known.now
 
 
 def test_hops_of_no_members_end_at_once():
