@@ -108,7 +108,8 @@ def profile_command(
     \b
     Example: hetctl profile --site slurm --gpus 8 --jobs 4 --max-concurrent 2
 
-    Numbers of GPUs that cannot change a plan of that size are left out. Measurements are kept in the
+    Without --gpus no point has more GPUs than two nodes. Numbers of GPUs that cannot change a plan are left
+    out. Measurements are kept in the
     catalog, also when this is interrupted, and are not repeated. A job of an earlier command that is still
     measuring is followed. With --layers or --links, what plans of pipelines need is measured instead.
     """
@@ -129,6 +130,7 @@ def profile_command(
     wall_s = time if "time" in given_options(context) else None
     asked = ProfileCommand(
         *(known, machine, size, jobs, max_concurrent, force, command_s, wall_s, beyond, every, detach),
+        sized=gpus is not None,
     )
     of_rates = not (members or links)
     if dry_run and not of_rates:

@@ -402,10 +402,9 @@ def report_command(run: str | None, output: Path) -> None:
     status = compared_status(project, run)
     # Importing Matplotlib takes half a second, which a refusal need not wait for.
     from hetctl.reports.run_page import render_page
-    from hetctl.reports.summary import describe_clusters, describe_comparison
+    from hetctl.reports.summary import comparison_lines
 
     write_text(output, render_page(status, search_in(project, status)))
-    compared = [describe_comparison(status), *describe_clusters(status)] if status.comparison else []
     fields = {
         "run": status.run,
         "path": str(output.resolve()),
@@ -416,4 +415,4 @@ def report_command(run: str | None, output: Path) -> None:
             if member.best_epoch is not None
         ],
     }
-    show(fields, lambda: [f"wrote {output}", *compared])
+    show(fields, lambda: [f"wrote {output}", *comparison_lines(status)])

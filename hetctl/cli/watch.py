@@ -13,7 +13,7 @@ import click
 from hetctl.cli.output import as_json, console, show
 from hetctl.model.errors import HetctlError, LockedError, MembersFailedError, RunStalledError
 from hetctl.model.job import BETWEEN_JOBS, IN_DOUBT, STALLED, UNDER_WAY
-from hetctl.model.run_status import MOST_MEMBERS
+from hetctl.model.run_status import MOST_MEMBERS, MOST_SIMULATED
 from hetctl.model.serialization import encode
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ ADVANCED = (BETWEEN_JOBS, IN_DOUBT)
 def follow(
     project: Project, run: str, *, advancing: bool, more: Mapping[str, Any] = MappingProxyType({})
 ) -> None:
-    """Show a run until it ends; with `advancing`, submit its next jobs if no other process does.
+    """Show a run until it ends; with `advancing`, submit its next jobs if no other process does, and compare.
 
     Parameters
     ----------
@@ -63,7 +63,9 @@ def show_status(status: RunStatus, more: Mapping[str, Any] = MappingProxyType({}
         If the run ended and some of its members failed, or if it is stalled.
     """
     fields = {**encode(status), **more} if as_json() else None
-    show(fields, lambda: _table(status), _failure(status))
+    from hetctl.reports.summary import comparison_lines
+
+    show(fields, lambda: [_table(status), *comparison_lines(status)], _failure(status))
 
 
 def _failure(status: RunStatus) -> HetctlError | None:
@@ -99,7 +101,9 @@ def _watch(project: Project, run: str, advancing: bool) -> RunStatus:
             if not quiet:
                 live.update(_table(status))
     # Earlier statuses had only the members that fit the terminal, or none.
-    return watch.poll(most_shown())
+    # Who waited for the run is told what it gained, unless that takes long.
+    last = watch.compared if advancing and len(status.states) <= MOST_SIMULATED else watch.poll
+    return last(most_shown())
 
 
 def _room(quiet: bool) -> int:

@@ -60,6 +60,10 @@ class MemberRate:
     rate_known: bool = True
 
 
+MOST_SIMULATED = 500
+"""Largest number of members that are simulated on other clusters, which takes a few seconds then."""
+
+
 @dataclass(frozen=True)
 class OnCluster:
     """Simulated makespans in seconds on a cluster: with the baseline, and with `fluid`."""
@@ -83,7 +87,8 @@ class Comparison:
     epochs : int
         Epochs of all members together.
     clusters : tuple of OnCluster
-        The same epochs on clusters of other sizes; empty for too many members.
+        The same epochs on clusters of other sizes, as far as these are large enough for each member; empty
+        for more than `MOST_SIMULATED` members.
     known_gpus : int
         Largest number of GPUs on which a rate was seen or profiled; rates on more are predicted.
     """

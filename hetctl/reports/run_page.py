@@ -85,9 +85,10 @@ def _charts(status: RunStatus, search: SearchStatus | None, colours: Mapping[str
         yield Section(notes=[("No task has started yet; figures appear as members train.", "")])
     if status.hops:
         yield hop_section(status.hops, colours)
-    if status.comparison and status.comparison.clusters:
+    if status.comparison:
         about = " ".join(("The same epochs at the rates seen.", *describe_clusters(status)))
-        yield Section("On a cluster, simulated", about, clusters_svg(status.comparison))
+        clusters = clusters_svg(status.comparison) if status.comparison.clusters else ""
+        yield Section("On a cluster, simulated", about, clusters)
     if any(status.history.values()):
         faint = f" The {BOLD_MEMBERS} best are bold." if len(colours) > BOLD_MEMBERS else ""
         about = f"A dot ends the curve of a converged member, a cross that of a failed one.{faint}"

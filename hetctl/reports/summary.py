@@ -10,7 +10,7 @@ from typing import Any
 
 from hetctl.model.plan import USUAL_PLANNER
 from hetctl.model.profile import some_of
-from hetctl.model.run_status import MemberStatus, RoundSpan, RunStatus, TaskSpan
+from hetctl.model.run_status import MOST_SIMULATED, MemberStatus, RoundSpan, RunStatus, TaskSpan
 from hetctl.reports.units import device_word, format_percent, format_seconds
 
 IDLE_MARK = "·"
@@ -63,10 +63,14 @@ def describe_comparison(status: RunStatus) -> str:
 
 
 def describe_clusters(status: RunStatus) -> list[str]:
-    """Return two lines about the simulated clusters; none without any."""
+    """Return two lines about the simulated clusters, or why there are none; empty without comparison."""
     beside = status.comparison
-    if beside is None or not beside.clusters:
+    if beside is None:
         return []
+    if not beside.clusters:
+        too_many = f"more than {MOST_SIMULATED} members keep their GPUs busy with one each"
+        why = too_many if len(status.states) > MOST_SIMULATED else "a member needs more GPUs than they have"
+        return [f"Clusters of up to 4 nodes of 4 GPUs are not simulated: {why}."]
     times = [
         ", ".join(format_seconds(seconds) for seconds in each)
         for each in zip(*((one.baseline_s, one.fluid_s) for one in beside.clusters), strict=True)
@@ -80,6 +84,11 @@ def describe_clusters(status: RunStatus) -> list[str]:
         f"and {times[1]} with {USUAL_PLANNER}, {most:.2f} times as fast at best;"
         f" rates on more than {known} are predicted.",
     ]
+
+
+def comparison_lines(status: RunStatus) -> list[str]:
+    """Return all that is said of the comparison on the terminal; empty without it."""
+    return [describe_comparison(status), *describe_clusters(status)] if status.comparison else []
 
 
 def describe_error(error: float) -> str:

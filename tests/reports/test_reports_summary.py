@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.model.run_status import BatchChange, RunStatus
+from hetctl.model.run_status import BatchChange, Comparison, RunStatus
 from hetctl.reports.summary import (
     busy_fraction,
     describe_batches,
+    describe_clusters,
     describe_time,
     failures_of,
     gpus_by_round,
@@ -34,6 +35,14 @@ def test_a_finished_run_is_judged_and_a_running_one_compared(make_run: MakeRun) 
     assert describe_time(run) == "measured 5:00 min, predicted 4:39 min (7 % too short)"
     running = replace(run, state="running", measured_s=139.5)
     assert describe_time(running) == "2:20 min of 4:39 min predicted (50 %)"
+
+
+def test_clusters_that_are_not_simulated_are_accounted_for(make_run: MakeRun) -> None:
+    run = replace(make_run(), comparison=Comparison("independent", 214.0, 180.0, 166))
+    (wide,) = describe_clusters(run)
+    (many,) = describe_clusters(replace(run, states={str(n): "converged" for n in range(501)}))
+    assert "needs more GPUs" in wide
+    assert "more than 500 members" in many
 
 
 def test_gpus_are_idle_between_rounds_but_not_between_jobs(make_run: MakeRun) -> None:

@@ -72,6 +72,8 @@ class ProfileCommand:
         True to measure points that cannot change the plan, too, on every number of GPUs.
     detach : bool
         True to end when the job is submitted.
+    sized : bool
+        True if the user gave the number of GPUs: FLEET's rules may then ask for more than those of two nodes.
     """
 
     ensemble: Ensemble
@@ -85,6 +87,7 @@ class ProfileCommand:
     beyond: bool = False
     every: bool = False
     detach: bool = False
+    sized: bool = True
 
     @property
     def measures_all(self) -> bool:

@@ -45,9 +45,10 @@ def profile(
     """Measure the missing points of FLEET's profile (appendix B.3) and store them in the catalog.
 
     One member of each shape is measured for all of them: first on 1 to M_b GPUs; then up to M_a, if the rates
-    on one GPU make that larger; then, if asked, where plans would rely on predictions. Unless all points are
-    asked for, the job leaves out those that cannot change the plan. Points that an earlier command's job
-    measures are left to it. An interruption keeps all measurements. Errors are those of `profiling`.
+    on one GPU make that larger and the user gave a number of GPUs; then, if asked, where plans would rely on
+    predictions. Unless all points are asked for, the job leaves out those that cannot change the plan. Points
+    that an earlier command's job measures are left to it. An interruption keeps all measurements. Errors are
+    those of `profiling`.
 
     Raises
     ------

@@ -60,7 +60,9 @@ class RateTargets:
         ]
 
     def most_gpus(self) -> int:
-        """Return M_t = max(M_a, M_b)."""
+        """Return M_t = max(M_a, M_b); M_b if the user gave no number of GPUs."""
+        if not self._command.sized:
+            return profiled_gpus(self._command.site.gpus_per_node)
         fewest = {point.member: point for point in reversed(self._current())}.values()
         single = [point.rate / point.gpus for point in fewest]
         return largest_profile(single, self._command.site.gpus_per_node)

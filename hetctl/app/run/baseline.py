@@ -10,7 +10,7 @@ from hetctl.model.errors import InfeasibleError
 from hetctl.model.events import Event
 from hetctl.model.plan import USUAL_PLANNER
 from hetctl.model.run import LOCKSTEP, RunSpec
-from hetctl.model.run_status import Comparison, OnCluster
+from hetctl.model.run_status import MOST_SIMULATED, Comparison, OnCluster
 from hetctl.model.site import Cluster
 from hetctl.model.training_progress import EpochHistory, Progress
 from hetctl.model.workload import Workload
@@ -24,8 +24,6 @@ BASELINE = "independent"
 """Planner that gives each member one GPU, and each free GPU the next member."""
 CLUSTERS = tuple((nodes, 4) for nodes in (1, 2, 4))
 """Nodes, and GPUs of each, of the clusters on which a run is simulated as well."""
-MOST_MEMBERS = 500
-"""Largest number of members that are simulated on these clusters, which takes a few seconds then."""
 
 
 def comparison_of(
@@ -67,7 +65,7 @@ def comparison_of(
 
 def _on_clusters(spec: RunSpec, progress: Mapping[str, Progress], rank_start_s: float) -> Iterator[OnCluster]:
     """Yield the times on the clusters that are large enough for each member; none for too many members."""
-    if len(progress) > MOST_MEMBERS:
+    if len(progress) > MOST_SIMULATED:
         return
     timing = JobTiming(None, 0.0, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
     options = options_from({})

@@ -49,7 +49,7 @@ def compared_status(project: Project, run: str | None) -> RunStatus:
     It has the histories of balanced batches, the staleness of pipelines, the visits of members that hop and,
     if the run has finished, simulations of it for comparison.
     """
-    return RunWatch(project, run).compared()
+    return RunWatch(project, run).reported()
 
 
 def search_in(project: Project, status: RunStatus) -> SearchStatus | None:
@@ -116,23 +116,31 @@ class RunWatch:
             status = replace(status, pipelines=pipeline_statuses(self._stages.refresh(), status.history))
         return replace(status, hops=self._hops(status, record, view)) if self._visits else status
 
-    def compared(self) -> RunStatus:
-        """Return the present status, with the parts that only reports have."""
+    def compared(self, most: int | None = None) -> RunStatus:
+        """Return the present status as `poll` does, that of a finished run with its comparison."""
         from hetctl.app.run.baseline import comparison_of
-        from hetctl.app.run.wave_checks import wave_checks
 
-        status = self.poll()
+        status = self.poll(most)
         record, _ = self._stored()
         view, spec = self._view_of(record), record.spec
-        if self._visits and status.hops:
-            spans = hop_spans(self._visits.refresh().visits, _start(record, view))
-            status = replace(status, hops=replace(status.hops, spans=spans))
         # Simulations know no hops, put members on one GPU that do not fit there, and give all jobs the size
         # of the last one.
         sizes = {(job.nodes, job.wall_s) for job in status.jobs}
-        if HOPPER not in spec.phases and not spec.pipelines and len(sizes) <= 1:
-            first = [view.state.facts.first_step] if view.state.facts.first_step else []
-            status = replace(status, comparison=comparison_of(spec, view.state.progress, first))
+        if HOPPER in spec.phases or spec.pipelines or len(sizes) > 1:
+            return status
+        first = [view.state.facts.first_step] if view.state.facts.first_step else []
+        return replace(status, comparison=comparison_of(spec, view.state.progress, first))
+
+    def reported(self) -> RunStatus:
+        """Return the present status, with the parts that only reports have."""
+        from hetctl.app.run.wave_checks import wave_checks
+
+        status = self.compared()
+        record, _ = self._stored()
+        view = self._view_of(record)
+        if self._visits and status.hops:
+            spans = hop_spans(self._visits.refresh().visits, _start(record, view))
+            status = replace(status, hops=replace(status.hops, spans=spans))
         return replace(
             status,
             balances=balance_histories(view.folder),

@@ -28,6 +28,7 @@ def test_an_example_trains_with_two_commands(example, tmp_path):
     members = done.json["members"]
     assert len(members) >= 4
     assert {member["state"] for member in members} == {"converged"}
+    assert [one["nodes"] for one in done.json["comparison"]["clusters"]] == [1, 2, 4]
 
 
 @pytest.mark.parametrize(

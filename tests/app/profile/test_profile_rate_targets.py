@@ -8,7 +8,7 @@ from hetctl.app.profile.jobs import ProfileCommand
 from hetctl.app.profile.rate_targets import RateTargets, counts_beyond, every_count, measured_counts
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.job import JobSize
-from hetctl.model.profile import Hardware, ProfilePoint, shapes_of
+from hetctl.model.profile import Hardware, ProfilePoint, shape_digest, shapes_of
 from hetctl.model.site import Queue, Site
 
 
@@ -68,11 +68,11 @@ def test_more_gpus_are_measured_where_they_may_be_faster(rates, max_gpus, counts
 
 QUEUE = Queue("main")
 SITE = Site("lab", "slurm", "srun", 4, 4, 16, 2**30, (QUEUE,))
+MEMBERS = tuple(Member(name, config={"units": number}) for number, name in enumerate("abc"))
 
 
 def targets(*points, **options):
-    members = tuple(Member(name, config={"units": number}) for number, name in enumerate("abc"))
-    ensemble = Ensemble("e", "pytorch", Functions("m:i", "m:m"), members, "/nowhere")
+    ensemble = Ensemble("e", "pytorch", Functions("m:i", "m:m"), MEMBERS, "/nowhere")
     asked = ProfileCommand(ensemble, SITE, JobSize(QUEUE, 16, 4, 600, 10), **options)
     return RateTargets(asked, lambda: points)
 
@@ -88,3 +88,13 @@ def test_before_any_measurement_the_cost_is_assumed():
 def test_all_points_are_measured_if_asked():
     cost = targets(every=True).cost()
     assert (cost.least_points, cost.points) == (24, 24)
+
+
+def test_more_gpus_than_two_nodes_have_are_measured_only_if_a_number_is_given():
+    hardware = Hardware("gpu", "", "")
+    points = [
+        ProfilePoint(member.name, 1, rate, "", 32, 1.0, hardware, shape=shape_digest(member, ()))
+        for member, rate in zip(MEMBERS, (10.0, 95.0, 120.0), strict=True)
+    ]
+    assert targets(*points).most_gpus() == 12
+    assert targets(*points, sized=False).most_gpus() == 8

@@ -75,7 +75,7 @@ def test_clusters_too_small_for_a_member_are_left_out() -> None:
 
 
 def test_a_large_ensemble_is_simulated_on_no_other_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baseline, "MOST_MEMBERS", 2)
+    monkeypatch.setattr(baseline, "MOST_SIMULATED", 2)
     found = comparison_of(SPEC, FINISHED, [])
     assert found is not None
     assert found.clusters == ()
