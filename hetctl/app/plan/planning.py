@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetctl import __version__
 from hetctl.app.plan.job_request import refuse_wide_members
@@ -39,9 +39,10 @@ from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options, options_from
 from hetctl.scheduling.planners.heterogeneous import gpus_by_type
-from hetctl.scheduling.simulate.forecast import forecast
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
-from hetctl.scheduling.simulate.simulate_run import PlannerChoice, choose
+
+if TYPE_CHECKING:
+    from hetctl.scheduling.simulate.simulate_run import PlannerChoice
 
 AUTO = "auto"
 """Name for the planner with the best simulation, or for the mode that suits a member."""
@@ -143,6 +144,9 @@ def data_parallel_plan(request: PlanRequest, members: Sequence[Workload], option
     BadInputError
         If the planner or the launcher does not support the requested sharing.
     """
+    # Imported here, as in `chosen`: most commands on runs plan nothing.
+    from hetctl.scheduling.simulate.forecast import forecast
+
     scenario = request.scenario
     choice = chosen(request.planner, [Arrival(member) for member in members], scenario, options)
     if not choice.planner.trains_as_group:
@@ -193,6 +197,8 @@ def check_planner(name: str, options: Mapping[str, Any]) -> None:
 
 def chosen(name: str, arrivals: Sequence[Arrival], scenario: Scenario, options: Options) -> PlannerChoice:
     """Return the planner of that name, or for ``auto`` the best one in simulations."""
+    from hetctl.scheduling.simulate.simulate_run import PlannerChoice, choose
+
     return choose(arrivals, scenario, options) if name == AUTO else PlannerChoice(planner_named(name))
 
 
