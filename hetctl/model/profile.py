@@ -40,8 +40,6 @@ class MemberProfile:
     seen_rates : mapping
         Rates in training that are newer than the measured ones, by type of GPU ("" at a site with one
         type) and number of GPUs.
-    predicted_from : str
-        Member of another shape whose rates predict these; empty: its own shape was measured.
     """
 
     member: str
@@ -58,7 +56,6 @@ class MemberProfile:
     seen_rates: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     save_s: float | None = None
     seen_overhead_s: float | None = None
-    predicted_from: str = ""
 
     @property
     def has_rates(self) -> bool:
@@ -264,9 +261,13 @@ def rate_config(member: Member, rate_keys: tuple[str, ...]) -> dict[str, Any]:
     return kept
 
 
+SIZES = "config"
+"""Key of the values that describe a network in `compared_config`."""
+
+
 def compared_config(member: Member, rate_keys: tuple[str, ...]) -> dict[str, Any]:
     """Return all values that predict rates of members without a profile."""
-    return {"config": rate_config(member, rate_keys), "batch_size": member.batch_size}
+    return {SIZES: rate_config(member, rate_keys), "batch_size": member.batch_size}
 
 
 def shape_digest(member: Member, rate_keys: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from hetctl.model.profile import MemberProfile
+from hetctl.model.profile import SIZES, MemberProfile
 from hetctl.model.training_progress import EpochHistory, EpochResult, TimedRate
 
 NOTEWORTHY = 0.2
@@ -165,25 +165,16 @@ def nearest_config(wanted: Mapping[str, Any], measured: Mapping[str, Mapping[str
     return min(distances, key=distances.__getitem__, default=None)
 
 
-def predicted_profile(member: str, nearest: MemberProfile) -> MemberProfile:
-    """Return the profile of an unmeasured member: the nearest one's as seen in training, but not its work."""
-    return replace(
-        known_rates(nearest),
-        member=member,
-        samples=None,
-        seen_rates={},
-        seen_overhead_s=None,
-        predicted_from=nearest.member,
-    )
-
-
 USUAL_LEVEL = math.log(100.0), 3.0
 """Logarithm of a rate in samples/s before any is known, and its standard error."""
 LEVEL_ERROR, LEVEL_POINTS = 0.3, 5
 """Standard error of the logarithm of a rate by the regression, which is what configs do not tell of it; it
 counts as much as so many residuals."""
-SLOPE = 1.0
-"""Standard deviation of the regression's factors: a rate in proportion to a number has the factor 1."""
+ANY_LEVEL = 10.0
+"""Standard error of that logarithm in the regression, so that one rate tells the level of all others."""
+SLOPE, SIZE_SLOPE = (0.0, 1.0), (-0.5, 0.5)
+"""Means and standard deviations of the regression's factors, those of a config's numbers last: most of them
+are sizes of the network, and a rate in inverse proportion to a number has the factor -1."""
 
 
 class Level(NamedTuple):
@@ -200,6 +191,9 @@ def estimated_levels(
 
     It is linear in the logarithms of the numbers of a config, and in indicators of its other values. Its
     factors have normal distributions, so one rate is enough; where configs tell nothing, members are equal.
+
+    On one core, estimates from 1, 3 and 6 known rates were off by 78, 51 and 22 % for the digits example, and
+    189, 76 and 65 % for 19 networks of six kinds (medians).
 
     Parameters
     ----------
@@ -221,17 +215,19 @@ def estimated_levels(
     rows = rows.reshape(len(features), -1)
     rows = np.hstack([np.ones((len(rows), 1)), rows - rows.mean(axis=0)])
     index = {name: at for at, name in enumerate(features)}
-    mean, spread = USUAL_LEVEL
+    numbers = {at for config in configs.values() for at in _parted(config)[0] if at[0] == SIZES}
+    before = [(USUAL_LEVEL[0], ANY_LEVEL), *(SIZE_SLOPE if at in numbers else SLOPE for at in found)]
+    means, spreads = np.array(before).T
     measured = rows[[index[name] for name in known]]
-    off = np.array([math.log(rate) - mean for rate in known.values()])
-    prior, error = np.diag([spread**-2, *[SLOPE**-2] * len(found)]), LEVEL_ERROR
+    off = np.log(list(known.values())) - measured @ means
+    prior, error = np.diag(spreads**-2), LEVEL_ERROR
     for _ in range(2):
         covariance = np.linalg.inv(prior + measured.T @ measured / error**2)
         factors = covariance @ measured.T @ off / error**2
         squares = LEVEL_POINTS * LEVEL_ERROR**2 + float(np.sum((off - measured @ factors) ** 2))
         error = math.sqrt(squares / (LEVEL_POINTS + len(off)))
     variances = np.einsum("ij,jk,ik->i", rows, covariance, rows) + error**2
-    logs = rows @ factors + mean
+    logs = rows @ (factors + means)
     return {
         name: Level(float(logs[at]), math.sqrt(variances[at]))
         for name, at in index.items()

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from hetctl.model.ensemble import Ensemble, Member
-from hetctl.model.profile import MemberProfile, compared_config, shapes_of
-from hetctl.model.training_progress import EpochHistory, EpochResult, Progress
+from hetctl.model.profile import MemberProfile, compared_config, shape_digest, shapes_of
+from hetctl.model.training_progress import EpochHistory, Progress
 from hetctl.model.training_settings import EVERY_EPOCH
 from hetctl.model.workload import Workload
 from hetctl.perf.convergence import ConvergenceForecast
@@ -60,9 +60,11 @@ class Workloads:
         in_lockstep: bool = False,
     ) -> None:
         self._members = {member.name: member for member in ensemble.members}
-        self._profiles, self._max_gpus = profiles, max_gpus
+        self._profiles, self._max_gpus = dict(profiles), max_gpus
         self._in_lockstep = in_lockstep
+        self._rate_keys = ensemble.rate_keys
         self._configs = {name: compared_config(m, ensemble.rate_keys) for name, m in self._members.items()}
+        self._replaced: dict[str, tuple[Mapping[str, Any], MemberProfile]] = {}
         self._forecast = ConvergenceForecast(ensemble.members)
         self._progress: dict[str, Progress] = {}
         self._restarts_s: deque[float] = deque(maxlen=RECENT_RESTARTS)
@@ -72,11 +74,38 @@ class Workloads:
         self.left: dict[str, Workload] = {}
         shapes = [(shape.member, *shape.shared_by) for shape in shapes_of(ensemble)]
         self._alike = {name: shape for shape in shapes for name in shape}
+        self._digests: dict[str, str] = {}
         self._facts = 0
         self._shapes = prior_shapes()
         self._levels: Mapping[str, Level] = {}
         self._epoch = USUAL_EPOCH
         self._scripts_s: dict[str, float] = {}
+
+    def replace_config(self, trial: Member, profile: MemberProfile) -> None:
+        """Give a trial of a search its config and profile in place of the planned ones.
+
+        A profile of the planned config still tells of others; `update` has to follow.
+        """
+        name, config = trial.name, compared_config(trial, self._rate_keys)
+        if config == self._configs[name]:
+            return
+        if (planned := self._profiles.get(name)) and planned.has_rates:
+            self._replaced.setdefault(name, (self._configs[name], known_rates(planned)))
+        self._members[name] = replace(self._members[name], config=trial.config)
+        self._configs[name], self._profiles[name] = config, profile
+        left = tuple(mate for mate in self._alike[name] if mate != name)
+        self._alike |= dict.fromkeys(left, left)
+        self._digests.pop(name, None)
+        mates = (mate for mate in self._members if mate != name and self._digest(mate) == self._digest(name))
+        shape = (*self._alike.get(next(mates, ""), ()), name)
+        self._alike |= dict.fromkeys(shape, shape)
+        self._known.pop(name, None)
+        self._facts = 0
+
+    def _digest(self, name: str) -> str:
+        if name not in self._digests:
+            self._digests[name] = shape_digest(self._members[name], self._rate_keys)
+        return self._digests[name]
 
     def update(self, changed: Mapping[str, Progress]) -> None:
         """Update the progress of members."""
@@ -147,14 +176,9 @@ class Workloads:
     def _mates_of(self, names: Iterable[str]) -> Iterator[str]:
         """Yield the other members to which the rates of these apply."""
         for mate in {mate for name in names for mate in self._alike[name]}:
-            if mate in self._progress and self._shares(mate):
+            if mate in self._progress and self._is_unmeasured(mate):
                 self._known[mate] = self._profile_of(mate)
                 yield mate
-
-    def _shares(self, name: str) -> bool:
-        """Return true if rates of members of its shape count as a member's own."""
-        profile = self._profiles.get(name)
-        return self._is_unmeasured(name) or (profile is not None and bool(profile.predicted_from))
 
     def _is_unmeasured(self, name: str) -> bool:
         profile = self._profiles.get(name)
@@ -167,27 +191,18 @@ class Workloads:
         if self._is_unmeasured(name):
             shown = {time: seconds for time in LEARNED if (seconds := getattr(progress, time)) is not None}
             profile = replace(profile, **shown)
-        # Its rate may be known before its first epoch ends.
-        epochs: Iterable[EpochResult] = EpochHistory.of(progress.epochs)
-        if profile.predicted_from and not EpochHistory.of(epochs).rates:
-            epochs = self._epochs_of_alike(name)
         batch_size = progress.batch_size or member.batch_size
-        known = known_rates(profile, epochs, batch_size, in_lockstep=self._in_lockstep)
-        guessed = profile.predicted_from and not profile.seen_rates and (self._in_lockstep or not epochs)
-        return replace(
-            known,
-            predicted_from=profile.predicted_from if guessed else "",
-            samples_per_epoch=profile.samples_per_epoch or progress.samples_per_epoch,
-        )
+        known = known_rates(profile, progress.epochs, batch_size, in_lockstep=self._in_lockstep)
+        return replace(known, samples_per_epoch=profile.samples_per_epoch or progress.samples_per_epoch)
 
     def _rates_of(self, name: str) -> dict[int, float]:
         """Return the known rates of a member; if it was not profiled, also those of members of its shape."""
         own = usable_rates(self._known[name].rates)
-        if not self._shares(name) or self._known[name].predicted_from:
+        if not self._is_unmeasured(name):
             return own
         found: dict[int, list[float]] = defaultdict(list)
         for mate in self._alike[name]:
-            if mate in self._known and self._shares(mate):
+            if mate in self._known and self._is_unmeasured(mate):
                 for gpus, rate in usable_rates(self._known[mate].rates).items():
                     found[gpus].append(rate)
         return {gpus: statistics.median(rates) for gpus, rates in found.items()} | own
@@ -216,17 +231,21 @@ class Workloads:
             return False
         self._facts = facts
         tables = {name: self._rates_of(name) for name in self._known}
-        self._shapes = learned(tables.values())
-        levels = {
-            name: rate_curve(table, least, least, self._shapes).rates[least] / least
-            for name, table in tables.items()
-            if table and (least := self._members[name].min_gpus)
-        }
-        if len(levels) < len(self._members):
-            self._levels = estimated_levels(self._configs, levels)
+        planned = {name: usable_rates(profile.rates) for name, (_, profile) in self._replaced.items()}
+        self._shapes = learned([*tables.values(), *planned.values()])
+        levels = {name: self._level(name, table) for name, table in tables.items() if table}
+        levels |= {f"planned {name}": self._level(name, table) for name, table in planned.items() if table}
+        configs = self._configs | {f"planned {name}": config for name, (config, _) in self._replaced.items()}
+        if len(levels) < len(configs):
+            self._levels = estimated_levels(configs, levels)
         epochs = [known.samples_per_epoch for known in self._known.values() if known.samples_per_epoch]
         self._epoch = round(statistics.median(epochs)) if epochs else USUAL_EPOCH
         return True
+
+    def _level(self, name: str, table: Mapping[int, float]) -> float:
+        """Return the rate of a GPU of a member's least number, by known rates."""
+        least = self._members[name].min_gpus
+        return rate_curve(table, least, least, self._shapes).rates[least] / least
 
     def _workload(self, name: str) -> Workload | None:
         """Return an active member; None for any other."""
@@ -272,7 +291,7 @@ class Workloads:
         # Without any left, it trains as ever, and fails.
         least, limit = self._gpus_left(member.name) or (member.min_gpus, member.min_gpus)
         points, level = self._rates_of(member.name), 0.0
-        notes = (f"rates predicted from those of {known.predicted_from}",) * bool(known.predicted_from)
+        notes: tuple[str, ...] = ()
         if not points:
             estimate = self._levels.get(member.name, Level(*USUAL_LEVEL))
             points, level = {least: math.exp(estimate.log) * least}, estimate.spread
@@ -300,11 +319,6 @@ class Workloads:
             save_s=0.0 if self._is_unmeasured(member.name) else _save_s(member, known, curve.rates),
             notes=(*notes, *curve.notes),
         )
-
-    def _epochs_of_alike(self, name: str) -> list[EpochResult]:
-        """Return the epochs of all members of its shape, by time."""
-        mates = (self._progress[mate] for mate in self._alike[name] if mate in self._progress)
-        return sorted((e for mate in mates for e in mate.epochs), key=lambda epoch: epoch.finished_at)
 
 
 def active_workloads(

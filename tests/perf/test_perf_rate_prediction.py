@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,10 +12,10 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.training_progress import EpochResult
 from hetctl.perf.rate_prediction import (
     corrected,
+    estimated_levels,
     is_noteworthy,
     known_rates,
     nearest_config,
-    predicted_profile,
     seen_rates,
 )
 
@@ -47,14 +48,32 @@ def test_the_nearest_config_is_by_relative_differences(
     assert nearest_config(wanted, measured) == nearest
 
 
-def test_a_prediction_has_the_rates_seen_but_not_the_work() -> None:
-    nearest = MemberProfile(
-        "near", {1: 10.0, 2: 20.0}, samples=500.0, samples_per_epoch=100, seen_rates={"": {1: 5.0}}
-    )
-    found = predicted_profile("new", nearest)
-    assert (found.member, found.predicted_from) == ("new", "near")
-    assert (found.rates, found.seen_rates) == ({1: 5.0, 2: 10.0}, {})
-    assert (found.samples, found.samples_per_epoch) == (None, 100)
+def test_one_rate_tells_the_level_of_all_and_larger_networks_are_slower() -> None:
+    units = {"a": 8, "b": 64, "c": 512}
+    sizes = {name: {"config": {"units": size}, "batch_size": 32} for name, size in units.items()}
+    found = estimated_levels(sizes, {"b": 1000.0})
+    assert found["a"].log > math.log(1000.0) > found["c"].log
+    assert found["a"].log - math.log(1000.0) == pytest.approx(math.log(1000.0) - found["c"].log, abs=0.1)
+    alike = {name: {"config": {}, "batch_size": 32} for name in "ab"}
+    assert estimated_levels(alike, {"a": 5e4})["b"].log == pytest.approx(math.log(5e4), abs=0.01)
+
+
+def test_rates_tell_what_a_config_does_to_them() -> None:
+    configs = {
+        f"{kind}{units}": {"config": {"kind": kind, "units": units}, "batch_size": 32}
+        for kind in ("mlp", "cnn")
+        for units in (10, 20, 40, 80)
+    }
+    true = {
+        name: {"mlp": 9e4, "cnn": 4e3}[of["config"]["kind"]] / of["config"]["units"]
+        for name, of in configs.items()
+    }
+    known = {name: true[name] for name in ("mlp10", "mlp40", "cnn20", "cnn80")}
+    found = estimated_levels(configs, known)
+    assert found.keys() == configs.keys() - known.keys()
+    for name, level in found.items():
+        assert abs(level.log - math.log(true[name])) < 0.25
+        assert level.spread < 0.7
 
 
 RATES = st.floats(0.1, 1e6)

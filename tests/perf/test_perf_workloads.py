@@ -197,33 +197,24 @@ def test_the_length_of_an_epoch_is_that_of_the_others() -> None:
     assert b.samples_left == 300
 
 
-def test_predicted_rates_are_corrected_by_the_first_epoch() -> None:
-    predicted = {"a": profile("a", predicted_from="b")}
-    (workload,) = active_workloads(ensemble(member("a")), predicted, {}, 2)
-    assert (dict(workload.rates), workload.notes[0]) == (
-        {1: 10.0, 2: 18.0},
-        "rates predicted from those of b",
-    )
-    first = Progress("a", (EpochResult(1, {}, 1.0, 1, 0.0, rate=5.0, batch_size=32),))
-    (workload,) = active_workloads(ensemble(member("a")), predicted, {"a": first}, 2)
-    assert (dict(workload.rates), workload.notes) == ({1: 5.0, 2: 9.0}, ())
-
-
-def test_an_epoch_corrects_predicted_rates_of_the_whole_shape() -> None:
-    alike = [Member(name, {"units": 1}) for name in "ab"]
-    whole = ensemble(*alike, Member("c", {"units": 2}), Member("d", {"units": 3}))
-    profiles = {name: profile(name, predicted_from="d" * (name != "d")) for name in "abcd"}
-    workloads = Workloads(whole, profiles, 2)
-    now = {name: Progress(name) for name in "abcd"}
-    workloads.update(now)
-    now["b"] = Progress("b", (EpochResult(1, {}, 1.0, 1, 0.0, rate=5.0, batch_size=32),))
-    workloads.update({"b": now["b"]})
-    assert [workload.rates[2] for workload in workloads.left.values()] == [9.0, 9.0, 18.0, 18.0]
-    assert [bool(workload.notes) for workload in workloads.left.values()] == [False, False, True, False]
-    assert tuple(workloads.left.values()) == active_workloads(whole, profiles, now, 2)
-    now["a"] = Progress("a", (EpochResult(1, {}, 1.0, 1, 1.0, rate=20.0, batch_size=32),))
-    workloads.update({"a": now["a"]})
-    assert [workload.rates[1] for workload in workloads.left.values()] == [20.0, 5.0, 10.0, 10.0]
+def test_a_trial_has_estimates_by_the_config_that_its_search_drew() -> None:
+    units = {"a": 10, "b": 40, "c": 160}
+    planned = [Member(name, {"units": size}) for name, size in units.items()]
+    profiles = {name: profile(name, rates={1: 4000.0 / size}) for name, size in units.items()}
+    workloads = Workloads(ensemble(*planned), profiles, 1)
+    nothing = {name: Progress(name) for name in "abc"}
+    workloads.update(nothing)
+    workloads.replace_config(Member("a", {"units": 80}), MemberProfile("a", {}))
+    workloads.update({"a": nothing["a"]})
+    a = workloads.left["a"]
+    # Its planned config, which was measured, tells of it as the others do.
+    assert a.rates[1] == pytest.approx(50.0, rel=0.3)
+    assert a.spread[1]
+    seen = EpochResult(1, {}, 1.0, 1, 0.0, rate=45.0, batch_size=32)
+    workloads.replace_config(Member("b", {"units": 80}), MemberProfile("b", {}))
+    workloads.update({"a": Progress("a", (seen,)), "b": nothing["b"]})
+    # The other trial has the same shape now.
+    assert [(workloads.left[name].rates[1], workloads.left[name].spread) for name in "ab"] == [(45.0, {})] * 2
 
 
 def after(name: str, losses: list[float], **values: str | None) -> Progress:

@@ -184,7 +184,9 @@ class RunMembers:
             changed |= self._state.refresh(self._trials.take_written())
         for name in changed:
             if self._trials and name in self._trials:
-                self._profiles[name] = self._trials.profile(name, self._planned)
+                profile = self._trials.profile(name, self._planned)
+                self._workloads.replace_config(self._trials.member(name), profile)
+                self._profiles[name] = profile
         self._workloads.update({name: progress[name] for name in changed})
 
     @property

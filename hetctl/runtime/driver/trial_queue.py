@@ -14,7 +14,7 @@ from hetctl.model.profile import MemberProfile, rate_config, shape_digest
 from hetctl.model.run import RunSpec, Usage
 from hetctl.model.searches import OF_SEARCHES, REPORT, SEARCH_ENDED, TRIAL
 from hetctl.model.training_progress import CANCELLED, Progress
-from hetctl.perf.rate_prediction import nearest_config, predicted_profile
+from hetctl.perf.rate_prediction import nearest_config
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.storage.event_files import EventQueue, EventWriter, read_events
 from hetctl.storage.paths import RunFolder
@@ -73,7 +73,7 @@ class TrialQueue:
         return self._numbers.get(str(name), len(self._search.trials)) < len(self._search.trials)
 
     def profile(self, name: str, profiles: Mapping[str, MemberProfile]) -> MemberProfile:
-        """Return the profile of a trial: of its own shape if planned, else of the most similar one.
+        """Return the profile of a trial: that of its shape if planned, else one without rates.
 
         Parameters
         ----------
@@ -86,7 +86,7 @@ class TrialQueue:
             return profiles[name]
         if shape_digest(member, keys) == shape_digest(self._slots[planned], keys):
             return replace(profiles[planned], member=name)
-        return predicted_profile(name, profiles[planned])
+        return MemberProfile(name, {}, samples_per_epoch=profiles[planned].samples_per_epoch)
 
     def planned_like(self, name: str) -> str:
         """Return the trial whose planned config has the same shape as a trial's config, or the nearest one.
