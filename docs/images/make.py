@@ -18,8 +18,10 @@ from hetctl.reports.run_page import render_page
 from hetctl.reports.status_table import status_table
 
 HERE = Path(__file__).resolve().parent
-WIDTH, HEIGHT = 1200, 1055
+WIDTH, HEIGHT = 1200, 1480
 """Of the screenshot, in pixels: the page from its top to the end of the learning curves."""
+COLUMNS = 110
+"""Of the terminal: those of the table with all rounds of the example."""
 # Rich would have viewers fetch a font from a server.
 SVG_FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 CHROMIUM = (
@@ -33,8 +35,8 @@ def main(project: str) -> None:
     os.chdir(project)
     status = compared_status(Project.here(), None)
     with Path(os.devnull).open("w") as nowhere:
-        console = Console(record=True, width=84, file=nowhere, force_terminal=True, highlight=False)
-        console.print(status_table(status))
+        console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True, highlight=False)
+        console.print(status_table(status, COLUMNS))
     svg = console.export_svg(title="hetctl status", code_format=SVG_FORMAT)
     (HERE / "status.svg").write_text(svg, encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:

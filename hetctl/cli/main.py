@@ -96,11 +96,13 @@ class LazyGroup(click.Group):
 
 @click.group(
     cls=LazyGroup,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="hetctl")
 @click.option("--debug", is_flag=True, help="Show the traceback of an internal error.")
-def cli(debug: bool) -> None:
+@click.pass_context
+def cli(context: click.Context, /, debug: bool) -> None:  # noqa: ARG001
     """Train an ensemble of different neural networks on a Slurm or LSF cluster.
 
     \b
@@ -109,6 +111,8 @@ def cli(debug: bool) -> None:
       cd demo
       hetctl submit --wait
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def start() -> None:

@@ -181,7 +181,10 @@ class _SiteSearch:
                 return path
         if name in files:
             raise BadInputError(f"site '{name}' extends itself")
-        raise BadInputError(f"unknown site {shown(name)}{suggestion(name, files)}")
+        raise BadInputError(
+            f"unknown site {shown(name)}{suggestion(name, files)}",
+            f"a file of yours may be named by its path, or be site-configs/{name}.yaml in the project",
+        )
 
     def load(self, path: Path, chain: tuple[Path, ...]) -> YamlSource:
         """Read a file and all files that it extends; `chain` lists the files that refer to it."""

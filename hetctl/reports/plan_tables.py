@@ -88,10 +88,15 @@ def _plan_header(plan: Plan, device: str) -> Text:
     title = f"{plan.planner} plan for {devices}: {rounds}" if planned else f"plan for {devices}: {modes}"
     best_first = sorted(plan.balance_gains.items(), key=lambda gain: -gain[1])
     gains = some_of([f"{name} {gain:.2f}" for name, gain in best_first], GAINS_SHOWN)
+    known = [allocation.rate_known for planned in plan.rounds for allocation in planned.allocations]
+    times = (
+        f"predicted makespan {format_seconds(plan.predicted_makespan_s)},"
+        f" lower bound {format_seconds(plan.lower_bound_s)}, ratio {plan.ratio:.2f}"
+    )
+    guesses = "no rate is known yet: times are guesses, and the run plans anew with each rate that it sees"
     return Text.assemble(
         (title, "bold"),
-        f" · objective {plan.objective}\npredicted makespan {format_seconds(plan.predicted_makespan_s)}",
-        f", lower bound {format_seconds(plan.lower_bound_s)}, ratio {plan.ratio:.2f}",
+        f" · objective {plan.objective}\n{times if any(known) or not known else guesses}",
         f"\nchosen by auto: {plan.reason}" if plan.reason else "",
         printable(f"\ngain of balanced batches over equal ones: {gains}" if gains else ""),
     )

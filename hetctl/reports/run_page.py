@@ -194,6 +194,8 @@ def _gains(status: RunStatus) -> str:
 
 def _figures(status: RunStatus) -> list[tuple[str, str, str]]:
     error = prediction_error(status.predicted_s, status.measured_s) if status.state == "finished" else None
+    judged = "" if error is None else describe_error(error)
+    about = "no rate was known" if status.predicted_s is None else judged
     rounds = _count(len(status.rounds), "round")
     jobs = _count(len({span.job for span in status.rounds}), "job")
     done = sum(member.state == "converged" for member in status.members)
@@ -203,7 +205,7 @@ def _figures(status: RunStatus) -> list[tuple[str, str, str]]:
     best = (f"best {order[0].metric}", format_metric(order[0].best), order[0].member) if order else None
     return [
         ("measured", format_seconds(status.measured_s), f"{rounds} in {jobs}"),
-        ("predicted", format_seconds(status.predicted_s), "" if error is None else describe_error(error)),
+        ("predicted", format_seconds(status.predicted_s), about),
         (f"{device_word(status.device)} busy", busy, "while jobs held them"),
         ("converged", f"{done} of {len(status.members)}", others),
         best or ("best member", NONE, "not known yet"),

@@ -14,6 +14,8 @@ from hetctl.model.run_status import MOST_SIMULATED, MemberStatus, RoundSpan, Run
 from hetctl.reports.units import device_word, format_percent, format_seconds
 
 IDLE_MARK = "·"
+LEAST_GAIN = 1.005
+"""Ratio of two simulated times below which they are said to be equal."""
 MOST_CHANGES = 3
 """Last changes of a member's global batch that are shown."""
 STATES = ("converged", "training", "waiting", "paused", "stopped", "cancelled", "failed")
@@ -79,10 +81,12 @@ def describe_clusters(status: RunStatus) -> list[str]:
     per_node = beside.clusters[0].gpus // beside.clusters[0].nodes
     most = max(one.baseline_s / one.fluid_s for one in beside.clusters)
     known = f"{beside.known_gpus} {device_word(status.device, beside.known_gpus)}"
+    # Members that have a GPU each, and may have no more, end no sooner with any planner.
+    with_fluid = "no less" if most < LEAST_GAIN else times[1]
+    gain = "" if most < LEAST_GAIN else f", {most:.2f} times as fast at best"
     return [
         f"On {nodes} nodes of {per_node} GPUs they take {times[0]} with {beside.baseline}, one GPU each,",
-        f"and {times[1]} with {USUAL_PLANNER}, {most:.2f} times as fast at best;"
-        f" rates on more than {known} are predicted.",
+        f"and {with_fluid} with {USUAL_PLANNER}{gain}; rates on more than {known} are predicted.",
     ]
 
 

@@ -77,6 +77,17 @@ def test_a_plan_says_where_which_layers_are() -> None:
     assert "3.0 GiB" in shown[at + 7] + shown[at + 8]
 
 
+def test_a_plan_without_a_known_rate_predicts_no_time() -> None:
+    plan = a_plan("a", "b")
+    (allocation,) = plan.rounds[0].allocations
+    guessed = replace(plan.rounds[0], allocations=(replace(allocation, rate_known=False),))
+    shown = [
+        lines(plan_table(replace(plan, rounds=rounds), "slot"))[1] for rounds in ((guessed,), plan.rounds)
+    ]
+    assert ["makespan" in line for line in shown] == [False, True]
+    assert "guesses" in shown[0]
+
+
 def test_layouts_have_tables_of_their_own_up_to_four() -> None:
     many = tuple(replace(LAYOUT, in_flight=count) for count in range(1, 7))
     shown = lines(plan_table(a_plan(*"abcdefghijkl", layouts=many), "gpu"))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.model.run_status import BatchChange, Comparison, RunStatus
+from hetctl.model.run_status import BatchChange, Comparison, OnCluster, RunStatus
 from hetctl.reports.summary import (
     busy_fraction,
     describe_batches,
@@ -43,6 +43,14 @@ def test_clusters_that_are_not_simulated_are_accounted_for(make_run: MakeRun) ->
     (many,) = describe_clusters(replace(run, states={str(n): "converged" for n in range(501)}))
     assert "needs more GPUs" in wide
     assert "more than 500 members" in many
+
+
+@pytest.mark.parametrize(
+    ("fluid_s", "words"), [(20.0, "and 20 s with fluid, 5.00 times as"), (100.0, "and no less with fluid;")]
+)
+def test_a_gain_is_named_where_there_is_one(make_run: MakeRun, fluid_s: float, words: str) -> None:
+    found = Comparison("independent", 100.0, 100.0, 9, (OnCluster(1, 4, 100.0, fluid_s),), 2)
+    assert describe_clusters(replace(make_run(), comparison=found))[1].startswith(words)
 
 
 def test_gpus_are_idle_between_rounds_but_not_between_jobs(make_run: MakeRun) -> None:

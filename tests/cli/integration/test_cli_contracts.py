@@ -190,9 +190,10 @@ def test_a_flag_takes_precedence_over_its_environment_variable(tmp_path):
     assert project.here("render", **environment | {"HETCTL_TIME": "soon"}).code == 2
 
 
-def test_the_module_and_the_command_are_the_same():
+@pytest.mark.parametrize("arguments", [["--help"], []])
+def test_the_module_and_the_command_are_the_same(arguments):
     as_module = subprocess.run(
-        [sys.executable, "-m", "hetctl", "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "hetctl", *arguments], capture_output=True, text=True, check=True
     )
     assert all(name in as_module.stdout for name in COMMANDS)
     assert as_module.stdout.startswith("Usage: hetctl ")
