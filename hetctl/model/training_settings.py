@@ -103,11 +103,12 @@ def missing_for_groups(framework: str) -> str | None:
     return next((package for package in of_groups if find_spec(package) is None), None)
 
 
-def of_one_gpu(framework: str) -> str:
+def of_one_gpu(framework: str, device: str) -> str:
     """Return why members get one GPU each, and the next step, where `missing_for_groups` names a package."""
     return (
-        f"members with framework {framework} get one GPU each: {sys.executable} has no package"
-        f" {missing_for_groups(framework)}; install it as docs/install.md says"
+        f"members with framework {framework} get one {'slot' if device == 'slot' else 'GPU'} each, as"
+        f" {sys.executable} has no package {missing_for_groups(framework)}; for more, install it as"
+        " docs/install.md says"
     )
 
 

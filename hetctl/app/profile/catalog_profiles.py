@@ -158,7 +158,7 @@ def warnings_of(project: Project, ensemble: Ensemble, site: Site) -> list[str]:
         )
     if ensemble != ensemble.as_installed(site.python) and site.gpus > 1:
         limited = {code.framework for code in ensemble.codes if missing_for_groups(code.framework)}
-        warnings += map(of_one_gpu, sorted(limited))
+        warnings += [of_one_gpu(framework, site.device) for framework in sorted(limited)]
     return warnings
 
 

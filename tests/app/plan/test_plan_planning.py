@@ -140,5 +140,5 @@ def test_without_horovod_a_tensorflow_member_gets_one_gpu_and_the_plan_says_so(t
         for plan in (with_horovod, without)
     ]
     assert given == [{2}, {1}]
-    assert "no package horovod; install it as docs/install.md says" in without.stderr
+    assert "no package horovod; for more, install it as docs/install.md says" in without.stderr
     assert "horovod" not in with_horovod.stderr
