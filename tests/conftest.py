@@ -62,7 +62,7 @@ class Lanes(LoadFileScheduling):
 
 MAY_HAVE_TESTS: dict[str, Callable[[str], bool]] = {
     "training": lambda text: "mark.training" in text,
-    "not training": lambda text: not re.search(r"^pytestmark = .*training", text, re.MULTILINE),
+    "not training": lambda text: not re.search(r"^pytestmark = (\[[^]]*|.*)training", text, re.MULTILINE),
 }
 """Functions from ``-m`` to whether a file of this text may have such tests."""
 
