@@ -55,6 +55,8 @@ class LsfCluster:
             "LSF_STANDIN": str(self.folder),
             # The hosts are one machine: they share its memory, and Open MPI must not route between them.
             "OMPI_MCA_routed": "direct",
+            # An mpirun that ends removes the folder that all others of this machine would share.
+            "OMPI_MCA_orte_tmpdir_base": str(self.folder),
             "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
             "OMPI_MCA_btl": "self,tcp",
             "OMPI_MCA_btl_tcp_if_include": "lo",

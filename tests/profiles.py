@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workbench import ProjectFolder, new_project, python_without_training
+from workbench import ProjectFolder, pretending_project
 
 from hetctl.model.events import Event
 from hetctl.storage.event_files import read_folder
@@ -27,8 +27,7 @@ def model_fn(config): ...
 
 def profiling_project(folder: Path, **environment: str) -> ProjectFolder:
     """Make a project on the local site, or on the one that the environment names."""
-    python = python_without_training(folder)
-    made = new_project(folder / "project", python=python, environment={"HETCTL_SITE": "local", **environment})
+    made = pretending_project(folder, environment={"HETCTL_SITE": "local", **environment})
     (made.path / "nets.py").write_text(MODULE)
     return made
 

@@ -111,6 +111,15 @@ create user slurm@127.0.0.1 identified by 'slurm';
 grant all on slurm_acct_db.* to slurm@127.0.0.1;
 """
 
+LAB = """\
+extends: slurm
+nodes: 4
+gpus_per_node: 2
+cores_per_node: 8
+memory_per_node: 6000MiB
+queues: [{name: main, max_nodes: 4, max_wall: 1h}]
+"""
+
 
 class ClusterError(RuntimeError):
     """The cluster did not come up, or a node is not what the caller thinks."""
@@ -154,6 +163,13 @@ class SlurmCluster:
             "OMPI_MCA_btl_tcp_if_include": "lo",
             "OMPI_MCA_mpi_yield_when_idle": "1",
         }
+
+    def lab(self, folder: Path, keys: str = "") -> dict[str, str]:
+        """Describe the cluster to a project as its site, with more keys; return its environment."""
+        sites = folder / "site-configs"
+        sites.mkdir(parents=True, exist_ok=True)
+        (sites / "lab.yaml").write_text(LAB + keys)
+        return {**self.environment(), "HETCTL_SITE": "lab"}
 
     def start(self) -> None:
         """Bring all daemons up, in about five seconds; whatever an earlier start left is ended first."""

@@ -104,7 +104,7 @@ def test_people_see_partitions_and_lines_for_their_file(tmp_path):
 
 def test_replicas_are_lines_that_copy_to_so_many_nodes(tmp_path):
     project = project_of(tmp_path)
-    done = project.hetctl("partition", "partitions", "--count", "4", "--replicas", "2")
+    done = project.here("partition", "partitions", "--count", "4", "--replicas", "2")
     lines = done.stdout.partition("for the ensemble file:\n")[2]
     (tmp_path / "ensemble.yaml").write_text((tmp_path / "ensemble.yaml").read_text() + lines)
     partitions = read_ensemble(tmp_path / "ensemble.yaml").partitions
@@ -163,7 +163,7 @@ def test_wrong_input_is_refused_and_nothing_written(tmp_path, returned, argument
         (tmp_path / "class").mkdir()
         pillow.new("RGB", (8, 8)).save(tmp_path / "class" / "0.png")
     before = project.tree()
-    done = project.hetctl("partition", "partitions", *arguments, "--json")
+    done = project.here("partition", "partitions", *arguments, "--json")
     assert done.code == (1 if "exit" in returned else 2)
     assert message in done.error["message"]
     assert project.tree() == before

@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 
 import pytest
-from workbench import RATES, alive, new_project, python_without_training, wait_for
+from workbench import RATES, alive, new_project, pretending_project, wait_for
 
 from hetctl.scheduling.planners import PLANNERS
 
@@ -257,9 +257,9 @@ def test_auto_is_resolved_before_anything_is_kept_or_run(profiled):
 
 
 def test_auto_is_replaced_by_a_planner_before_a_run(tmp_path):
-    project = new_project(tmp_path / "project", python=python_without_training(tmp_path), environment=LOCAL)
+    project = pretending_project(tmp_path)
     assert project.here("profile", "import", "rates.csv").code == 0
-    done = project.hetctl("submit", "--planner", "auto", "--solver-time-limit", "0.2", "--wait", "--json")
+    done = project.here("submit", "--planner", "auto", "--solver-time-limit", "0.2", "--wait", "--json")
     assert (done.code, done.json["state"]) == (0, "finished")
     assert done.json["planner"] in PLANNERS
     assert json.loads(project.home.run("trio-001").spec.read_text())["planner"] == done.json["planner"]

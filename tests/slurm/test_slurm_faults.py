@@ -12,7 +12,7 @@ import pytest
 from machine_speed import limit
 from one_driver import problems
 from slurm_cluster import SlurmCluster
-from workbench import ProjectFolder, driver_of, new_project, python_without_training, ranks_of, wait_for
+from workbench import driver_of, new_project, python_without_training, ranks_of, wait_for
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.events import DRIVER
@@ -33,12 +33,6 @@ members:
 )
 RATES = "member,gpus,rate,samples\n" + "".join(f"{name},1,100,500\n" for name in MEMBERS)
 SITE = """\
-extends: slurm
-nodes: 4
-gpus_per_node: 2
-cores_per_node: 8
-memory_per_node: 6000MiB
-queues: [{{name: main, max_nodes: 4, max_wall: 1h}}]
 python: {python}
 directives: {directives}
 timeouts: {{orphaned: 5s, lease: 10s}}
@@ -59,15 +53,9 @@ class Run:
     def __init__(self, cluster: SlurmCluster, folder, directives="[]", **environment):
         self.cluster = cluster
         python = python_without_training(folder)
-        self.project: ProjectFolder = new_project(
-            folder / "project",
-            ENSEMBLE,
-            environment={**cluster.environment(), "HETCTL_SITE": "lab", **environment},
-        )
+        lab = cluster.lab(folder / "project", SITE.format(python=python, directives=directives))
+        self.project = new_project(folder / "project", ENSEMBLE, environment=lab | environment)
         (self.project.path / "rates.csv").write_text(RATES)
-        sites = self.project.path / "site-configs"
-        sites.mkdir()
-        (sites / "lab.yaml").write_text(SITE.format(python=python, directives=directives))
         assert self.project.here("profile", "import", "rates.csv").code == 0
 
     def train_for(self, epoch_s):

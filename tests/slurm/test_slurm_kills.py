@@ -22,27 +22,11 @@ KILLS = int(os.environ.get("HETCTL_KILLS", "40"))
 
 TWICE = 20
 
-SITE = """\
-extends: slurm
-nodes: 4
-gpus_per_node: 2
-cores_per_node: 8
-memory_per_node: 6000MiB
-queues: [{name: main, max_nodes: 4, max_wall: 1h}]
-timeouts: {lease: 30s}
-directives: [--hold]
-"""
-
 
 @pytest.fixture
 def project(slurm_cluster: SlurmCluster, tmp_path):
-    made = new_project(
-        tmp_path / "project",
-        environment={**slurm_cluster.environment(), "HETCTL_SITE": "lab"},
-        waits=Waits(settle_s=0.2),
-    )
-    (made.path / "site-configs").mkdir()
-    (made.path / "site-configs" / "lab.yaml").write_text(SITE)
+    lab = slurm_cluster.lab(tmp_path / "project", "timeouts: {lease: 30s}\ndirectives: [--hold]\n")
+    made = new_project(tmp_path / "project", environment=lab, waits=Waits(settle_s=0.2))
     assert made.here("profile", "import", "rates.csv").code == 0
     yield made
     for job in names_of(slurm_cluster):

@@ -24,16 +24,6 @@ stop: {metric: val_accuracy, mode: max, patience: 50, max_epochs: 12}
 members:
 """
 MEMBER = "  - {{name: {name}, max_gpus: {gpus}, config: {{epochs: {epochs}, epoch_s: 0.7}}}}\n"
-SITE = """\
-extends: slurm
-nodes: 4
-gpus_per_node: 2
-cores_per_node: 8
-memory_per_node: 6000MiB
-queues: [{{name: main, max_nodes: 4, max_wall: 1h}}]
-timeouts: {{lease: 30s}}
-python: {python}
-"""
 OPTIONS = ("--launch", "members", "--gpus", "4", "--time", "10m", "--planner")
 
 
@@ -41,14 +31,12 @@ def project_of(cluster, folder, gpus: dict[str, int], epochs: dict[str, int]) ->
     """Make a project whose members train on so many GPUs, for so many epochs."""
     python = python_without_training(folder)
     members = (MEMBER.format(name=name, gpus=gpus[name], epochs=epochs[name]) for name in gpus)
-    environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
+    environment = cluster.lab(folder / "project", f"timeouts: {{lease: 30s}}\npython: {python}\n")
     made = new_project(folder / "project", ENSEMBLE + "".join(members), environment=environment)
     rates = (
         f"{name},{k},{100 * k / most:g},500\n" for name, most in gpus.items() for k in (1, 2, 4) if k <= most
     )
     (made.path / "rates.csv").write_text("member,gpus,rate,samples\n" + "".join(rates))
-    (made.path / "site-configs").mkdir()
-    (made.path / "site-configs" / "lab.yaml").write_text(SITE.format(python=python))
     assert made.here("profile", "import", "rates.csv").code == 0
     return made
 

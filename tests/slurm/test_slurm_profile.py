@@ -3,13 +3,12 @@
 import itertools
 import shutil
 import signal
-import sys
 from dataclasses import replace
 
 import pytest
 from kills import killed, lines_of, spread
 from profiles import measurings
-from workbench import TIMEOUT_S, new_project, python_without_training, wait_for
+from workbench import TIMEOUT_S, pretending_project, wait_for
 
 from hetctl.storage.event_files import read_folder
 from hetctl.storage.profile_request import read_jobs, read_measurements, write_jobs
@@ -18,14 +17,6 @@ pytestmark = pytest.mark.slurm
 
 KILLS = 6
 
-SITE = """\
-extends: slurm
-nodes: 4
-gpus_per_node: 2
-cores_per_node: 8
-memory_per_node: 6000MiB
-queues: [{name: main, max_nodes: 4, max_wall: 1h}]
-"""
 ENSEMBLE = """\
 name: array
 framework: tensorflow
@@ -39,16 +30,11 @@ members:
 
 @pytest.fixture
 def project(tmp_path, slurm_cluster):
-    environment = {**slurm_cluster.environment(), "HETCTL_SITE": "lab"}
-    python = python_without_training(tmp_path)
-    project = new_project(tmp_path / "project", ENSEMBLE, python=python, environment=environment)
-    (project.path / "site-configs").mkdir()
-    (project.path / "site-configs" / "lab.yaml").write_text(SITE)
-    return project
+    return pretending_project(tmp_path, ENSEMBLE, environment=slurm_cluster.lab(tmp_path / "project"))
 
 
 def test_points_are_measured_by_several_jobs_in_turn(project, slurm_cluster):
-    done = project.hetctl("profile", "--jobs", "3", "--max-concurrent", "1", "--json")
+    done = project.here("profile", "--jobs", "3", "--max-concurrent", "1", "--json")
     assert done.code == 5
     assert sorted((p["member"], p["gpus"]) for p in done.json["points"]) == [
         ("a", 1), ("a", 2), ("b", 1), ("b", 2),
@@ -88,7 +74,7 @@ def test_the_next_command_follows_jobs_left_measuring(project, slurm_cluster, nu
     (path,) = project.home.profiles.glob("*/jobs.json")
     if number is signal.SIGKILL:
         write_jobs(path.parent, replace(read_jobs(path.parent), ids=()))
-    again = project.hetctl("profile", "--json")
+    again = project.here("profile", "--json")
     assert (again.code, len(again.json["points"])) == (0, 6)
     ids = read_jobs(path.parent).ids
     assert f"jobs {', '.join(ids)} measure" in again.stderr
@@ -96,9 +82,8 @@ def test_the_next_command_follows_jobs_left_measuring(project, slurm_cluster, nu
     assert len(names_of(slurm_cluster)) - before == 2
 
 
-def test_killed_at_any_step_of_its_submission(project, monkeypatch):
+def test_killed_at_any_step_of_its_submission(project):
     """No point is measured twice, none is lost, also where sbatch outlives the command."""
-    monkeypatch.setattr(sys, "executable", str(project.python))
     text = "name: killed\n" + ENSEMBLE.partition("\n")[2].replace("{fail: true}", "{units: 3}")
     (project.path / "ensemble.yaml").write_text(text)
     lines = lines_of(project, "profile", "--all")
@@ -113,9 +98,9 @@ def test_killed_at_any_step_of_its_submission(project, monkeypatch):
 
 
 def test_links_are_measured_within_and_between_nodes(project):
-    done = project.hetctl("profile", "--links", "--gpus", "4", "--json")
+    done = project.here("profile", "--links", "--gpus", "4", "--json")
     assert done.code == 0, done.stdout
     nodes = {link["link"]: link["nodes"] for link in done.json["links"]}
     assert len(set(nodes["intra-node"])) == 1
     assert len(set(nodes["inter-node"])) == 2
-    assert project.hetctl("profile", "--links", "--gpus", "4", "--json").json["measured"] == 0
+    assert project.here("profile", "--links", "--gpus", "4", "--json").json["measured"] == 0

@@ -29,16 +29,7 @@ RUN = "crew-001"
 WALL_S = round(scaled(40))
 WHOLE_RUN_S = 900
 
-SITE = """\
-extends: slurm
-nodes: 4
-gpus_per_node: 2
-cores_per_node: 8
-memory_per_node: 6000MiB
-queues: [{{name: main, max_nodes: 4, max_wall: 1h}}]
-timeouts: {{lease: 30s}}
-environment: {environment}
-"""
+SITE = "timeouts: {{lease: 30s}}\nenvironment: {environment}\n"
 
 
 @dataclass
@@ -86,16 +77,15 @@ def story(slurm_cluster, tmp_path_factory):
     folder = tmp_path_factory.mktemp("crew") / "project"
     shutil.copytree(CREW, folder)
     shutil.copy(CREW.parent / "handwriting.py", folder)
-    (folder / "site-configs").mkdir()
     (folder / "witnesses").mkdir()
     cluster = slurm_cluster.environment()
     variables = {name: value for name, value in cluster.items() if name.startswith("OMPI")}
     variables["CREW_WITNESSES"] = str(folder / "witnesses")
     # The work, too, so that it does not fit one job.
     variables["CREW_BATCH_S"] = str(scaled(0.1))
-    (folder / "site-configs" / "lab.yaml").write_text(SITE.format(environment=json.dumps(variables)))
     size = {"HETCTL_GPUS": "8", "HETCTL_TIME": f"{WALL_S}s"}
-    environment = {**os.environ, **cluster, "HETCTL_SITE": "lab", **size}
+    lab = slurm_cluster.lab(folder, SITE.format(environment=json.dumps(variables)))
+    environment = os.environ | lab | size
     profile = hetctl(folder, environment, "profile", "--all")
     plan = hetctl(folder, environment, "plan")
     hetctl(folder, environment, "submit")

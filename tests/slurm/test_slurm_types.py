@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 from tiny_networks import ENSEMBLES
-from workbench import new_project, python_without_training
+from workbench import new_project, python_without_training, wait_for
 
 from hetctl.methods.balance.observation_log import ManagerStart, records_in
 from hetctl.scheduling.planners.base import options_from
@@ -52,6 +52,8 @@ def cluster(slurm_cluster):
         slurm_cluster.run("scontrol", "create", f"partitionname={name}", f"nodes={','.join(nodes)}")
     yield slurm_cluster
     for name in TYPES:
+        # The last job may still be completing.
+        wait_for(lambda name=name: not slurm_cluster.run("squeue", "--noheader", f"--partition={name}"))
         slurm_cluster.run("scontrol", "delete", f"partitionname={name}")
 
 
@@ -78,13 +80,13 @@ def test_a_job_measures_on_one_type_of_gpu(tmp_path, cluster):
     python = python_without_training(tmp_path)
     project = project_of(tmp_path, cluster, 2, 4, {}, python=python)
     # Slurm gives the job n1 and n2, of different types.
-    first = project.hetctl("profile", "--all", "--json")
+    first = project.here("profile", "--all", "--json")
     assert first.code == 5
     assert rates(first) == [("fast", 1), ("fast", 2)]
     assert [(one["point"]["gpus"], one["error"]) for one in first.json["failures"]] == [
         (gpus, f"the job has no {gpus} GPUs of one type") for gpus in (3, 4)
     ]
-    second = project.hetctl("profile", "--all", "--queue", "slow", "--force", "--json")
+    second = project.here("profile", "--all", "--queue", "slow", "--force", "--json")
     assert second.code == 0, second
     assert rates(second) == [("fast", 1), ("fast", 2), *(("slow", gpus) for gpus in (1, 2, 3, 4))]
 
@@ -94,17 +96,17 @@ def test_a_group_on_both_types_trains_with_the_planned_batches(tmp_path, cluster
     config = {"seconds": {node: SECONDS[name] for name, nodes in TYPES.items() for node in nodes}}
     project = project_of(tmp_path, cluster, 1, 4, config)
     for queue in TYPES:
-        done = project.hetctl("profile", "--gpus", "2", "--queue", queue, "--force", "--json")
+        done = project.here("profile", "--gpus", "2", "--queue", queue, "--force", "--json")
         assert done.code == 0, done
     assert rates(done) == [("fast", 1), ("fast", 2), ("slow", 1), ("slow", 2)]
     size = ("--gpus", "4", "--time", "10m", "--mode", "auto")
-    plan = project.hetctl("plan", *size, "--json").json
+    plan = project.here("plan", *size, "--json").json
     assert [phase["mode"] for phase in plan["phases"]] == ["balanced"]
     assert plan["balance_gains"]["m"] > 1.2
     (planned,) = plan["rounds"][0]["allocations"]
-    shown = project.hetctl("plan", *size).stdout
+    shown = project.here("plan", *size).stdout
     assert f"gain of balanced batches over equal ones: m {plan['balance_gains']['m']:.2f}\n" in shown
-    done = project.hetctl("submit", *size, "--wait", "--json")
+    done = project.here("submit", *size, "--wait", "--json")
     assert (done.code, done.json["state"]) == (0, "finished"), done
     run = project.home.run("types-001")
     assert options_from(read_spec(run).options).mix_types

@@ -378,7 +378,7 @@ SLOTS = "extends: local\ngpus_per_node: 2\ncores_per_node: 2\n"
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_two_slots_of_this_machine_all_reduce(project, framework):
     (project.path / "lab.yaml").write_text(SLOTS)
-    result = project.hetctl("doctor", "--json", "--site", "./lab.yaml", "--job", "--framework", framework)
+    result = project.here("doctor", "--json", "--site", "./lab.yaml", "--job", "--framework", framework)
     assert result.code == 0, result.stdout
     assert outcomes_of(result)["all-reduce"] == "ok"
     assert "GPU links" not in outcomes_of(result)
@@ -395,7 +395,7 @@ def test_two_slots_of_this_machine_all_reduce(project, framework):
 @pytest.mark.training
 def test_a_group_that_cannot_meet_says_why(project):
     (project.path / "lab.yaml").write_text(SLOTS + "network: {gloo: [nonesuch0]}\n")
-    result = project.hetctl("doctor", "--json", "--site", "./lab.yaml", "--job", "--framework", "pytorch")
+    result = project.here("doctor", "--json", "--site", "./lab.yaml", "--job", "--framework", "pytorch")
     assert result.code == 2, result.stdout
     check = next(one for one in result.json["checks"] if one["name"] == "all-reduce")
     assert check["message"].startswith(
@@ -480,7 +480,7 @@ class TestOnSlurm:
         def examine(site, *arguments, **environment):
             (project.path / "lab.yaml").write_text(site)
             environment = {**slurm_cluster.environment(), **environment}
-            return project.hetctl("doctor", "--json", "--site", "./lab.yaml", *arguments, **environment)
+            return project.here("doctor", "--json", "--site", "./lab.yaml", *arguments, **environment)
 
         return examine
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-import sys
 
 import pytest
-from workbench import alive, kill_all, new_project, python_without_training, wait_for
+from workbench import alive, kill_all, new_project, pretending_project, wait_for
 
 from hetctl.app.project import Waits
 from hetctl.catalog.catalog import Catalog
@@ -37,20 +36,13 @@ members:
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
+def project(tmp_path):
     """A project with a run: one job trains, and a second one waits behind it."""
-    python = python_without_training(tmp_path)
-    monkeypatch.setattr(sys, "executable", str(python))
-    made = new_project(
-        tmp_path / "project",
-        ENSEMBLE.format(folder=tmp_path),
-        python=python,
-        environment={"HETCTL_SITE": "local"},
-        waits=Waits(settle_s=0.2),
-    )
+    made = pretending_project(tmp_path, ENSEMBLE.format(folder=tmp_path), waits=Waits(settle_s=0.2))
     assert made.here("profile", "import", "rates.csv").code == 0
     assert made.here("submit", "--chain").code == 0
-    wait_for(lambda: len(jobs_of(made)) == 2 and made.epochs())
+    # The job's script enters the second job before it submits it.
+    wait_for(lambda: [state for *_, state in jobs_of(made)] == ["running", "pending"] and made.epochs())
     yield made
     kill_all(str(made.path))
 
@@ -80,7 +72,6 @@ def points(project):
 
 def test_a_run_goes_on_without_its_catalog(project, tmp_path):
     before, measured = jobs_of(project), points(project)
-    assert [state for *_, state in before] == ["running", "pending"]
     project.home.catalog.unlink()
     for command in ("status", "cancel", "submit", "advance", "profile"):
         refused = project.here(command)

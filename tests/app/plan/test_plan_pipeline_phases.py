@@ -35,7 +35,7 @@ def test_a_pipeline_is_planned_from_measured_layers(tmp_path):
         shutil.copy(ENSEMBLES / f"{module}.py", project.path)
     write_site(project, "")
     site = ("--site", "mine")
-    done = project.hetctl("profile", "--layers", "wide", "--layers", "uncut", "--json", *site)
+    done = project.here("profile", "--layers", "wide", "--layers", "uncut", "--json", *site)
     assert done.code == 5
     (failure,) = done.json["failures"]
     assert failure["point"]["member"] == "uncut"

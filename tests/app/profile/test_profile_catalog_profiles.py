@@ -306,7 +306,7 @@ def test_a_dozen_members_of_two_shapes_need_two_points(tmp_path) -> None:
     for module in ("tiny_torch.py", "handwriting.py"):
         shutil.copy(TINY / module, project.path)
     names = [member.name for member in read_ensemble(project.path / "ensemble.yaml").members]
-    done = project.hetctl("profile", "--json")
+    done = project.here("profile", "--json")
     assert (done.code, done.json["measured"]) == (0, 2)
     assert [(point["member"], point["gpus"]) for point in done.json["points"]] == [
         ("net-units-16-learning_rate-0.001", 1),
@@ -320,7 +320,7 @@ def test_a_dozen_members_of_two_shapes_need_two_points(tmp_path) -> None:
     (project.path / "ensemble.yaml").write_text(MEMBERS + NEW)
     planned = project.here("plan", "--explain", "--json")
     assert planned.code == 0
-    run = project.hetctl("submit", "--wait", "--json")
+    run = project.here("submit", "--wait", "--json")
     assert (run.code, run.json["state"]) == (0, "finished")
     assert project.epochs("dozen-001") == {name: [1] for name in (*names, "new")}
     spec = read_spec(project.home.run("dozen-001"))

@@ -45,11 +45,9 @@ def wait_for_a_point(project):
 
 
 def leave_measuring(project):
-    """Profile, and leave when the first point is measured."""
-    process = project.start("profile")
+    """Leave a job behind that has measured its first point."""
+    assert project.here("profile", "--detach").code == 0
     wait_for_a_point(project)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=TIMEOUT_S)
 
 
 def profile_again(project, *arguments):
@@ -147,25 +145,14 @@ def test_the_next_command_follows_the_job_of_a_signalled_one(project, number):
 
 
 def test_a_detached_job_is_followed_by_the_next_command(project):
-    detached = project.hetctl("profile", "--detach", "--json")
+    detached = project.here("profile", "--detach", "--json")
     (job,) = local_jobs(project)
     assert (detached.code, detached.json["measured"]) == (0, 0)
     assert [each["job"] for each in detached.json["under_way"]] == [job]
-    assert "already" in project.hetctl("profile", "--detach").stderr
+    assert "already" in project.here("profile", "--detach").stderr
     again = profile_again(project)
     assert (again.code, again.json["measured"] + again.json["known"]) == (0, 2)
     assert local_jobs(project) == [job]
-
-
-def test_a_command_that_is_told_to_end_prints_one_json_object(project):
-    process = project.start("profile", "--json")
-    wait_for_a_point(project)
-    process.send_signal(signal.SIGTERM)
-    stdout, stderr = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 143
-    assert stderr == ""
-    assert stdout.count('"schema_version"') == 1
-    assert '"kind": "interrupted"' in stdout
 
 
 def test_a_second_command_waits_for_the_job_of_the_first(project):
@@ -192,11 +179,12 @@ def test_a_forced_point_is_not_doubled_and_counts_as_measured(project):
 
 def test_only_missing_points_are_submitted_failed_ones_not_again(project):
     members(project, bad=(1, "{fail: true}"), quick=(1, "{}"), slow=(1, gated(project)))
-    process = project.start("profile")
+    process = project.start("profile", "--json")
     wait_for_a_point(project)
     wait_for(lambda: any(event.kind == "failed" for event in events_below(project)))
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=TIMEOUT_S)
+    told = Result(0, *process.communicate(timeout=TIMEOUT_S))
+    assert (process.returncode, told.error["kind"], told.stderr) == (143, "interrupted", "")
     members(project, bad=(1, "{fail: true}"), quick=(1, "{units: 3}"), slow=(2, gated(project)))
     again = profile_again(project)
     assert again.code == 5
@@ -239,8 +227,8 @@ def test_a_job_of_another_ensemble_is_left_alone(project):
 
 @pytest.mark.parametrize(
     ("typed", "cancelled"),
-    [("c\n", True), ("d\n", False), ("what?\nc\n", True), ("\x03", False), ("\x04", False)],
-    ids=["c", "d", "nonsense", "Ctrl-C", "end of input"],
+    [("what?\nc\n", True), ("d\n", False), ("\x03", False), ("\x04", False)],
+    ids=["nonsense, then c", "d", "Ctrl-C", "end of input"],
 )
 def test_ctrl_c_on_a_terminal_asks(project, on_terminal, typed, cancelled):
     terminal = on_terminal("profile")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from dataclasses import replace
 
@@ -213,10 +212,9 @@ def test_a_group_that_has_returned_is_closed_without_a_question(project, profile
     assert open_groups(profiles) == []
 
 
-def test_killed_at_any_step_of_its_submission(tmp_path, monkeypatch):
+def test_killed_at_any_step_of_its_submission(tmp_path):
     """No point is measured twice, none is lost: the next command finds the jobs, or submits them."""
     project = replace(profiling_project(tmp_path), waits=Waits(settle_s=0.5))
-    monkeypatch.setattr(sys, "executable", str(project.python))
     members(project, a=(1, "{}"), b=(1, "{measure_s: 0.5}"))
     lines = lines_of(project, "profile", "--jobs", "2")
     reached = 0

@@ -31,24 +31,24 @@ def site_of(project, text):
 
 def test_layers_and_links_are_measured_once(project):
     members(project, a=(1, "{}"), b=(1, "{layers: 2}"))
-    first = project.hetctl("profile", "--layers", "a", "--json")
+    first = project.here("profile", "--layers", "a", "--json")
     assert (first.code, first.json["measured"], first.json["known"]) == (0, 2, 0)
     (layers,) = first.json["layers"]
     assert [layer["name"] for layer in layers["layers"]] == ["l0", "l1", "l2"]
     assert [link["link"] for link in first.json["links"]] == ["intra-node"]
-    both = project.hetctl("profile", "--layers", "a", "--layers", "b", "--json")
+    both = project.here("profile", "--layers", "a", "--layers", "b", "--json")
     assert (both.json["measured"], both.json["known"]) == (1, 2)
     shown = project.here("profile", "show", "--layers", "b", "--json").json
     assert [len(one["layers"]) for one in shown["layers"]] == [2]
     assert "l1" in project.here("profile", "show", "--layers", "b").stdout
     members(project, a=(1, "{units: 9}"), b=(1, "{layers: 2}"))
     assert project.here("profile", "show", "--layers", "a", "--json").json["layers"] == []
-    assert project.hetctl("profile", "--layers", "b", "--force", "--json").json["measured"] == 2
+    assert project.here("profile", "--layers", "b", "--force", "--json").json["measured"] == 2
 
 
 def test_links_that_the_site_file_gives_are_not_measured(project):
     members(project, a=(1, "{}"))
-    done = project.hetctl("profile", "--layers", "a", "--json", *site_of(project, LINKS_KEY))
+    done = project.here("profile", "--layers", "a", "--json", *site_of(project, LINKS_KEY))
     assert (done.json["measured"], done.json["links"]) == (1, [])
 
 
@@ -56,7 +56,7 @@ def test_sites_show_measured_links_with_their_date(project):
     members(project, a=(1, "{}"))
     before = project.here("sites", "show", "local", "--json").json
     assert before["site"]["links"] is None
-    assert project.hetctl("profile", "--links").code == 0
+    assert project.here("profile", "--links").code == 0
     shown = project.here("sites", "show", "local", "--json").json
     (key,) = (key for key in shown["keys"] if key["key"] == "links")
     assert key["measured_at"] > 0
@@ -83,7 +83,7 @@ def test_layers_of_an_unknown_member_are_refused(project, command):
 def test_a_member_that_cannot_be_cut_is_reported_in_one_line(project):
     members(project, bad=(1, "{layers: 0}"), good=(1, "{}"))
     site = site_of(project, LINKS_KEY)
-    done = project.hetctl("profile", "--layers", "bad", "--layers", "good", *site)
+    done = project.here("profile", "--layers", "bad", "--layers", "good", *site)
     assert done.code == 5
     assert "layers of bad: bad cannot be cut (return a sequence)" in done.stdout
     assert "good on one slot: fake" in done.stdout
@@ -91,7 +91,7 @@ def test_a_member_that_cannot_be_cut_is_reported_in_one_line(project):
 
 def test_exported_layers_are_a_layer_profile(project):
     members(project, a=(1, "{}"))
-    project.hetctl("profile", "--layers", "a")
+    project.here("profile", "--layers", "a")
     path = project.path / "a.csv"
     assert project.here("profile", "export", "--layers", "a", "-o", str(path)).code == 0
     first = read_layers(path)[0]
@@ -100,7 +100,7 @@ def test_exported_layers_are_a_layer_profile(project):
 
 def test_no_layers_leave_no_file_behind(project):
     members(project, a=(1, "{}"))
-    project.hetctl("profile", "--links")
+    project.here("profile", "--links")
     done = project.here("profile", "export", "--layers", "a", "-o", str(project.path / "a.csv"))
     assert (done.code, "the layers of a were not measured at site local" in done.stderr) == (2, True)
     assert not (project.path / "a.csv").exists()

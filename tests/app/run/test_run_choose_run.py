@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import sys
 
 import pytest
-from workbench import new_project, python_without_training
+from workbench import pretending_project
 
 from hetctl.storage.paths import member_folder
 
@@ -20,7 +19,6 @@ members:
   - {name: b, max_gpus: 1, config: {to_the_limit: true}}
 """
 C = "  - {name: c, max_gpus: 1, config: {to_the_limit: true}}\n"
-RATES = "member,gpus,rate,samples\na,1,100,400\nb,1,100,400\nc,1,100,400\n"
 LONGER = ENSEMBLE.replace("max_epochs: 2", "max_epochs: 3")
 
 
@@ -28,16 +26,11 @@ LONGER = ENSEMBLE.replace("max_epochs: 2", "max_epochs: 3")
 def project(tmp_path_factory):
     """A project whose only run is finished."""
     folder = tmp_path_factory.mktemp("finished")
-    python = python_without_training(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "executable", str(python))
-        made = new_project(folder / "project", ENSEMBLE + C, python=python)
-        made.environment = {"HETCTL_SITE": "local"}
-        (made.path / "rates.csv").write_text(RATES)
-        assert made.here("profile", "import", "rates.csv").code == 0
-        (made.path / "ensemble.yaml").write_text(ENSEMBLE)
-        assert made.here("submit", "--wait").stdout.startswith("starts duo-001\n")
-        yield made
+    made = pretending_project(folder, ENSEMBLE + C)
+    assert made.here("profile", "import", "rates.csv").code == 0
+    (made.path / "ensemble.yaml").write_text(ENSEMBLE)
+    assert made.here("submit", "--wait").stdout.startswith("starts duo-001\n")
+    return made
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from whole_folds import usage_of
-from workbench import RATES, new_project, python_without_training
+from workbench import RATES, Kept, new_project, pretending_project
 
 from hetctl.app.project import Waits
 from hetctl.catalog.catalog import Catalog
@@ -46,28 +45,37 @@ number=$(($(ls {folder}/jobs | wc -l) + 1)); cp "$2" {folder}/jobs/$number; echo
 }
 
 
-@pytest.fixture
-def slurm(tmp_path):
-    """Commands of a Slurm that keeps what it is given, and whose jobs are over unless a file says not."""
-    folder = tmp_path / "slurm"
-    (folder / "jobs").mkdir(parents=True)
+@pytest.fixture(scope="module")
+def submitted(tmp_path_factory):
+    """A project with an unfinished run, whose only job has been cancelled before it began.
+
+    Commands of its Slurm keep what it is given; its jobs are over unless a file says not.
+    """
+    made = new_project(tmp_path_factory.mktemp("submitted") / "project", waits=Waits(settle_s=0.1))
+    slurm = made.path / "slurm"
+    (slurm / "jobs").mkdir(parents=True)
     for name, text in FAKES.items():
-        (folder / name).write_text(f"#!/bin/bash\n{text.format(folder=folder)}\n")
-        (folder / name).chmod(0o755)
-    return folder
-
-
-@pytest.fixture
-def project(tmp_path, slurm, monkeypatch):
-    """A project with an unfinished run, whose only job has been cancelled before it began."""
-    monkeypatch.setenv("PATH", f"{slurm}:/usr/bin:/bin")
-    made = new_project(tmp_path / "project", environment={"HETCTL_SITE": "lab"}, waits=Waits(settle_s=0.1))
+        (slurm / name).write_text(f"#!/bin/bash\n{text.format(folder=slurm)}\n")
+        (slurm / name).chmod(0o755)
+    made.environment |= {"HETCTL_SITE": "lab", "PATH": f"{slurm}:/usr/bin:/bin"}
     (made.path / "site-configs").mkdir()
     (made.path / "site-configs" / "lab.yaml").write_text(SITE)
     assert made.here("profile", "import", "rates.csv").code == 0
     assert made.here("submit", *SUBMITTED).code == 0
     assert made.here("cancel").code == 0
+    return Kept(made)
+
+
+@pytest.fixture
+def project(submitted, monkeypatch):
+    made = submitted.restored()
+    monkeypatch.setenv("PATH", made.environment.pop("PATH"))
     return made
+
+
+@pytest.fixture
+def slurm(project):
+    return project.path / "slurm"
 
 
 def edit(project, file, old, new):
@@ -461,10 +469,8 @@ members:
 """
 
 
-def test_a_member_at_its_epoch_limit_continues_when_it_is_raised(tmp_path, monkeypatch):
-    python = python_without_training(tmp_path)
-    monkeypatch.setattr(sys, "executable", str(python))
-    project = new_project(tmp_path / "project", LIMITED, python=python, environment={"HETCTL_SITE": "local"})
+def test_a_member_at_its_epoch_limit_continues_when_it_is_raised(tmp_path):
+    project = pretending_project(tmp_path, LIMITED)
     (project.path / "rates.csv").write_text("member,gpus,rate,samples\na,1,100,400\nb,1,100,400\n")
     assert project.here("profile", "import", "rates.csv").code == 0
     first = project.here("submit", "--max-jobs", "1", "--wait", "--json").json

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from dataclasses import replace
 
 import click
 import pytest
-from workbench import TIMEOUT_S, alive, new_project, python_without_training, wait_for
+from workbench import TIMEOUT_S, Kept, alive, pretending_project, wait_for
 
 from hetctl.app.project import Project, Waits
 from hetctl.app.run import status as looking
@@ -37,23 +36,25 @@ QUICK = Waits(settle_s=0.1, run_poll_s=0.05)
 LOOKS = [["status"], ["status", "--json"], ["report", "-o", "/dev/null"], ["profile", "show"]]
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """A project whose members only pretend to train."""
-    python = python_without_training(tmp_path)
-    monkeypatch.setattr(sys, "executable", str(python))
-    environment = {"HETCTL_SITE": "local"}
-    made = new_project(tmp_path / "project", ENSEMBLE, python=python, environment=environment, waits=QUICK)
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """A project after its run."""
+    made = pretending_project(tmp_path_factory.mktemp("ended"), ENSEMBLE, waits=QUICK)
     (made.path / "rates.csv").write_text("member,gpus,rate,samples\na,1,100,400\nb,1,100,400\n")
     assert made.here("profile", "import", "rates.csv").code == 0
-    return made
+    assert made.here("submit", "--wait").code == 0
+    wait_for(lambda: job_states(made) == ["finished"] and not alive(str(made.path)))
+    return Kept(made)
+
+
+@pytest.fixture
+def project(ended):
+    return ended.restored()
 
 
 @pytest.fixture
 def finished(project):
-    """The same after its run, whose last job the catalog has not seen end."""
-    assert project.here("submit", "--wait").code == 0
-    wait_for(lambda: job_states(project) == ["finished"])
+    """The same, but the catalog has not seen its last job end."""
     save_last_job(project, JobState.PENDING)
     return project
 
@@ -90,8 +91,6 @@ def job_states(project):
 
 def cut_short(project):
     """Leave a run as a crash between the entry of its job and the call of the batch system does."""
-    assert project.here("submit", "--wait").code == 0
-    wait_for(lambda: not alive(str(project.path)))
     save_last_job(project, JobState.SUBMITTING, batch_id="")
     with Catalog.open(project.home.catalog) as catalog:
         catalog.set_run_state(RUN, "queued")

@@ -189,18 +189,18 @@ def test_an_unreachable_scheduler_begins_no_run(project):
     (project.path / "site-configs").mkdir()
     (project.path / "site-configs" / "cluster.yaml").write_text(SLURM)
     nowhere = {"HETCTL_SITE": "cluster", "PATH": str(project.path)}
-    assert project.hetctl("profile", "import", "rates.csv", **nowhere).code == 0
-    done = project.hetctl("submit", "--json", **nowhere)
+    assert project.here("profile", "import", "rates.csv", **nowhere).code == 0
+    done = project.here("submit", "--json", **nowhere)
     assert (done.code, done.error["kind"]) == (4, "batch-system")
     assert "squeue" in done.error["message"]
     assert list(project.home.runs.glob("*")) == []
     with Catalog.open(project.home.catalog) as catalog:
         assert catalog.runs() == []
-    assert project.hetctl("status", **nowhere).code == 2
+    assert project.here("status", **nowhere).code == 2
 
 
 def test_lockstep_on_nodes_that_the_launcher_chooses(planned):
-    assert planned.hetctl("profile", "import", "rates.csv", "--site", "summit").code == 0
+    assert planned.here("profile", "import", "rates.csv", "--site", "summit").code == 0
     arguments = ("plan", "--site", "summit", "--planner", "flotilla", "--sharing", "lockstep", "--time", "1h")
     members = (*arguments, "--launch", "members", "--gpus")
     said = refused(planned, 2, "bad-input", *members, "12")
@@ -288,33 +288,33 @@ def small_disk(tmp_path):
 )
 def test_a_submit_to_a_full_disk_is_refused_and_leaves_no_run(project, small_disk, left, words):
     home = {"HETCTL_HOME": str(small_disk / "home"), "HETCTL_SITE": "local"}
-    assert project.hetctl("profile", "import", "rates.csv", **home).code == 0
+    assert project.here("profile", "import", "rates.csv", **home).code == 0
     (small_disk / "filler").write_bytes(b"x" * left)
     with pytest.raises(OSError, match="No space"):
         (small_disk / "rest").write_bytes(b"x" * 2**20)
     (small_disk / "filler").unlink()
-    done = project.hetctl("submit", "--json", **home)
+    done = project.here("submit", "--json", **home)
     assert (done.code, done.error["kind"]) == (2, "bad-input"), done.error
     assert words in done.error["message"]
     assert list((small_disk / "home" / "runs").glob("*")) == []
     (small_disk / "rest").unlink()
-    assert project.hetctl("plan", **home).code == 0
+    assert project.here("plan", **home).code == 0
 
 
 def test_a_folder_that_holds_an_example_already_is_left_alone(project):
     (project.path / "digits.py").write_text("mine")
-    done = project.hetctl("init", ".")
+    done = project.here("init", ".")
     assert done.code == 2
     assert "exists already" in done.stderr
     assert (project.path / "digits.py").read_text() == "mine"
 
 
 def test_a_project_begins_in_this_folder_or_another(project):
-    assert "next: cd there; hetctl submit --wait" in project.hetctl("init", "there").stdout
-    assert "next: cd 'two words'; hetctl submit --wait" in project.hetctl("init", "two words").stdout
+    assert "next: cd there; hetctl submit --wait" in project.here("init", "there").stdout
+    assert "next: cd 'two words'; hetctl submit --wait" in project.here("init", "two words").stdout
     (project.path / "empty").mkdir()
     empty = ProjectFolder(project.path / "empty")
-    assert "next: hetctl submit --wait" in empty.hetctl("init").stdout
+    assert "next: hetctl submit --wait" in empty.here("init").stdout
     assert (empty.path / "ensemble.yaml").read_text() == (project.path / "there/ensemble.yaml").read_text()
 
 

@@ -137,8 +137,8 @@ def project_of(path, framework, module, members):
     rates = [f"{name},{count},5000,640\n" for name, count in zip(names, gpus, strict=True)]
     (path / "rates.csv").write_text("member,gpus,rate,samples\n" + "".join(rates))
     project = ProjectFolder(path, environment={"HETCTL_SITE": "local"})
-    assert project.hetctl("profile", "import", "rates.csv").code == 0
-    done = project.hetctl("submit", "--wait", "--json")
+    assert project.here("profile", "import", "rates.csv").code == 0
+    done = project.here("submit", "--wait", "--json")
     assert (done.code, done.json["state"]) == (0, "finished"), done.stderr
     return project
 
@@ -158,7 +158,7 @@ def loaded(project, exported, body):
 
 
 def exported(project, *arguments):
-    done = project.hetctl("export", *arguments, "--json")
+    done = project.here("export", *arguments, "--json")
     assert done.code == 0, done.stdout + done.stderr
     return done.json
 
@@ -166,7 +166,7 @@ def exported(project, *arguments):
 @pytest.mark.training
 def test_pytorch_loads_the_weights_and_gets_the_same_metrics(tmp_path):
     project = project_of(tmp_path, "pytorch", TORCH, TORCH_MEMBERS)
-    status = project.hetctl("status", "--json").json
+    status = project.here("status", "--json").json
     history = {name: {e["epoch"]: e["metrics"] for e in epochs} for name, epochs in status["history"].items()}
     best = {name: min(of, key=lambda epoch, of=of: of[epoch]["val_loss"]) for name, of in history.items()}
     for line in status["members"]:
@@ -203,12 +203,12 @@ def refused(project, kept):
         ("parts", "--epoch", "99", "-o", "new.pt"): ("epoch 99", str(kept), "--epoch"),
         ("plain", "-o", "none/new.pt"): ("no folder none",),
     }.items():
-        done = project.hetctl("export", *arguments, "--json")
+        done = project.here("export", *arguments, "--json")
         assert done.code == 2
         told = f"{done.error['message']} {done.error['hint']}"
         assert [word for word in words if word not in told] == [], told
     assert sorted(path.name for path in project.path.iterdir()) == before
-    assert project.hetctl("export", "plain", "-o", "plain.pt", "--force").code == 0
+    assert project.here("export", "plain", "-o", "plain.pt", "--force").code == 0
 
 
 @pytest.mark.training
@@ -223,7 +223,7 @@ def test_keras_loads_the_weights_and_gets_the_same_metrics(tmp_path):
         assert loaded(project, found, WITH_KERAS) == {
             name: value for name, value in found["metrics"].items() if name != "loss"
         }, file
-    done = project.hetctl("export", "own", "-o", "own.keras", "--json")
+    done = project.here("export", "own", "-o", "own.keras", "--json")
     assert done.code == 2
     assert "nets.Own" in done.error["message"]
     assert ".weights.h5" in done.error["hint"]
@@ -257,9 +257,9 @@ def test_the_checkpoint_of_a_script_is_copied(tmp_path):
     )
     (tmp_path / "rates.csv").write_text("member,gpus,rate,samples\ns,1,100,100\n")
     project = ProjectFolder(tmp_path, environment={"HETCTL_SITE": "local"})
-    assert project.hetctl("profile", "import", "rates.csv").code == 0
-    assert project.hetctl("submit", "--wait").code == 0
-    (line,) = project.hetctl("status", "--json").json["members"]
+    assert project.here("profile", "import", "rates.csv").code == 0
+    assert project.here("submit", "--wait").code == 0
+    (line,) = project.here("status", "--json").json["members"]
     assert line["best_epoch"] == 2
     for options, epoch in (((), 2), (("--last",), 3), (("--epoch", "2"), 2)):
         target = tmp_path / f"copy-{epoch}-{len(options)}"
@@ -267,5 +267,5 @@ def test_the_checkpoint_of_a_script_is_copied(tmp_path):
         assert (found["epoch"], found["path"]) == (epoch, str(target))
         assert (target / "weights").read_text() == f"epoch {epoch}"
         assert "train.py" in Path(found["card"]).read_text()
-    done = project.hetctl("export", "s", "--epoch", "1", "-o", "none", "--json")
+    done = project.here("export", "s", "--epoch", "1", "-o", "none", "--json")
     assert (done.code, "2, 3" in done.error["message"]) == (2, True)

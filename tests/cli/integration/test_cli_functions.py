@@ -32,13 +32,13 @@ def project(tmp_path):
     (tmp_path / "ensemble.yaml").write_text(ENSEMBLE)
     (tmp_path / "rates.csv").write_text("member,gpus,rate,samples\nm,1,1000,640\n")
     made = ProjectFolder(tmp_path, environment={"HETCTL_SITE": "local"})
-    assert made.hetctl("profile", "import", "rates.csv").code == 0
+    assert made.here("profile", "import", "rates.csv").code == 0
     return made
 
 
 @pytest.mark.training
 def test_a_run_trains_with_a_context_and_stops_by_auc(project):
-    done = project.hetctl("submit", "--wait", "--json")
+    done = project.here("submit", "--wait", "--json")
     assert (done.code, done.json["state"]) == (0, "finished"), done.stderr
     loaded = CheckpointFolder(project.home.checkpoints / "own-001" / "m").load()
     one, two = (epoch.metrics for epoch in loaded.state.epochs)

@@ -11,12 +11,11 @@ import sys
 import time
 
 import pytest
-from workbench import new_project, python_without_training, wait_for
+from workbench import pretending_project, wait_for
 
 from hetctl.cli.main import cli
 from hetctl.storage.removal import remove_files
 
-PYTHON = sys.executable
 ENSEMBLE = """\
 name: duo
 framework: tensorflow
@@ -34,18 +33,14 @@ RATES = "member,gpus,rate,samples\na,1,100,400\nb,1,100,400\n"
 def project(tmp_path_factory):
     """A project with a finished run, and one of which a member has failed."""
     folder = tmp_path_factory.mktemp("runs")
-    python = python_without_training(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "executable", str(python))
-        made = new_project(folder / "project", ENSEMBLE, python=python)
-        made.environment = {"HETCTL_SITE": "local"}
-        (made.path / "rates.csv").write_text(RATES)
-        assert made.here("profile", "import", "rates.csv").code == 0
-        assert made.here("submit", "--wait", "--json").json["state"] == "finished"
-        (made.path / "ensemble.yaml").write_text(FAILING)
-        assert made.here("profile", "import", "rates.csv").code == 0
-        assert made.here("submit", "--new", "--retries", "1", "--wait").code == 5
-        yield made
+    made = pretending_project(folder, ENSEMBLE)
+    (made.path / "rates.csv").write_text(RATES)
+    assert made.here("profile", "import", "rates.csv").code == 0
+    assert made.here("submit", "--wait", "--json").json["state"] == "finished"
+    (made.path / "ensemble.yaml").write_text(FAILING)
+    assert made.here("profile", "import", "rates.csv").code == 0
+    assert made.here("submit", "--new", "--retries", "1", "--wait").code == 5
+    return made
 
 
 def test_runs_lists_the_newest_first(project):
@@ -150,7 +145,7 @@ def test_shells_complete_runs_members_and_sites(project):
 
 def test_completion_opens_no_catalog(project):
     words = {"_HETCTL_COMPLETE": "bash_complete", "COMP_WORDS": "hetctl status ", "COMP_CWORD": "2"}
-    command = [PYTHON, "-X", "importtime", "-m", "hetctl"]
+    command = [sys.executable, "-X", "importtime", "-m", "hetctl"]
     done = subprocess.run(
         *(command,),
         cwd=project.path,
@@ -165,9 +160,8 @@ def test_completion_opens_no_catalog(project):
 
 
 @pytest.fixture
-def going_on(project, monkeypatch):
+def going_on(project):
     """A run whose members train until they are told."""
-    monkeypatch.setattr(sys, "executable", str(project.python))
     text = ENSEMBLE.replace("{epochs: 2}", "{epochs: 2, held_after: 1, until: '%s'}" % (project.path / "go"))
     (project.path / "ensemble.yaml").write_text(text)
     assert project.here("profile", "import", "rates.csv").code == 0

@@ -21,7 +21,7 @@ def project_of(folder, *words: str, gpus: int = 1):
 
 
 def profiled(project, gpus: int, seconds: float):
-    return project.hetctl("profile", "--gpus", str(gpus), "--for", f"{seconds}", "--json")
+    return project.here("profile", "--gpus", str(gpus), "--for", f"{seconds}", "--json")
 
 
 def test_a_script_is_measured_and_stopped(tmp_path):
@@ -107,7 +107,7 @@ def test_a_node_with_fewer_gpus_than_the_site_says_is_named(tmp_path):
 def test_a_job_that_cannot_begin_says_why(tmp_path):
     project = project_of(tmp_path)
     (project.path / "lab.yaml").write_text("extends: local\npython: /nowhere/python\n")
-    done = project.hetctl("profile", "--gpus", "1", "--site", "./lab.yaml", "--json")
+    done = project.here("profile", "--gpus", "1", "--site", "./lab.yaml", "--json")
     (failure,) = done.json["failures"]
     assert (done.code, failure["error"]) == (5, "the job ended before it was measured")
     assert "/nowhere/python: No such file or directory" in failure["log_tail"][-1]

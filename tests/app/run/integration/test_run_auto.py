@@ -57,7 +57,7 @@ def project(tmp_path):
     (home / "rates.csv").write_text("member,gpus,rate,samples\n" + "".join(rates))
     (home / "site-configs" / "lab.yaml").write_text(SITE)
     made = ProjectFolder(home, environment={"HETCTL_SITE": "lab"})
-    assert made.hetctl("profile", "import", "rates.csv").code == 0
+    assert made.here("profile", "import", "rates.csv").code == 0
     return made
 
 
@@ -86,7 +86,7 @@ def test_jobs_continue_after_an_end_in_either_phase(project):
     text = (project.path / "ensemble.yaml").read_text()
     edited = text.replace("epochs: 1}", "epochs: 2}").replace("epochs: 40}", f"epochs: {most}}}")
     (project.path / "ensemble.yaml").write_text(edited)
-    done = project.hetctl("submit", "--wait", "--json")
+    done = project.here("submit", "--wait", "--json")
     assert (done.code, done.json["state"]) == (0, "finished"), done
     # A trainer that continues reports its last epoch again.
     epochs = {name: sorted(set(numbers)) for name, numbers in project.epochs(RUN).items()}

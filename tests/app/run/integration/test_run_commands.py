@@ -29,7 +29,7 @@ def project_of(folder, *words: str, script: str = "own_script.py", gpus: int = 1
 
 
 def submitted(project, *options: str):
-    return project.hetctl("submit", "--gpus", "1", "--wait", "--json", *options)
+    return project.here("submit", "--gpus", "1", "--wait", "--json", *options)
 
 
 def events(project, kind: str) -> list:
@@ -209,6 +209,6 @@ def test_ranks_of_a_script_meet_by_horovod(tmp_path):
     file = project.path / "ensemble.yaml"
     file.write_text(file.read_text().replace("max_gpus: 2", "gpus: 2"))
     assert project.here("profile", "import", "rates.csv").code == 0
-    done = project.hetctl("submit", "--gpus", "2", "--wait", "--json", "--retries", "0")
+    done = project.here("submit", "--gpus", "2", "--wait", "--json", "--retries", "0")
     assert (done.code, project.epochs(RUN)) == (0, {"a": [1, 2]}), done
     assert [event["metrics"] for event in events(project, "epoch")] == [{"val_loss": 3, "ranks": 2}] * 2

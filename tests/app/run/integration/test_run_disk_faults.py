@@ -8,7 +8,7 @@ import time
 import pytest
 from disk_faults import Faults
 from driven_job import Job
-from workbench import alive, new_project, python_without_training, wait_for
+from workbench import alive, new_project, pretending_project, wait_for
 
 OUTAGE_S = 8.0
 ENSEMBLE = """\
@@ -68,12 +68,7 @@ def test_an_outage_during_a_command_is_no_wrong_input(tmp_path, faults):
 
 def test_an_outage_does_not_break_the_chain_of_jobs(tmp_path, faults):
     """Of the catalog, then of the driver's events, while the job's script advances the run."""
-    project = new_project(
-        tmp_path / "project",
-        ENSEMBLE.format(gate=tmp_path / "gate"),
-        python=python_without_training(tmp_path),
-        environment={"HETCTL_SITE": "local"},
-    )
+    project = pretending_project(tmp_path, ENSEMBLE.format(gate=tmp_path / "gate"))
     (project.path / "rates.csv").write_text("member,gpus,rate,samples\na,1,100,400\n")
     assert project.here("profile", "import", "rates.csv").code == 0
     assert project.hetctl("submit", **faults.environment).code == 0

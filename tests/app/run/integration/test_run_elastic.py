@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from workbench import TIMEOUT_S, Result, new_project, python_without_training, wait_for
+from workbench import TIMEOUT_S, Result, pretending_project, wait_for
 
 ENSEMBLE = """\
 name: pair
@@ -24,12 +24,7 @@ def started(project):
 
 def test_a_run_with_resized_members_is_told_right(tmp_path):
     released = tmp_path / "released"
-    project = new_project(
-        tmp_path / "project",
-        ENSEMBLE.replace("released", str(released)),
-        python=python_without_training(tmp_path),
-        environment={"HETCTL_SITE": "local"},
-    )
+    project = pretending_project(tmp_path, ENSEMBLE.replace("released", str(released)))
     (project.path / "rates.csv").write_text(RATES)
     assert project.here("profile", "import", "rates.csv").code == 0
     command = project.start("submit", "--planner", "doubling", "--gpus", "2", "--wait", "--json")

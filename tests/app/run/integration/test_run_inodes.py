@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from machine_speed import scaled
-from workbench import alive, new_project, python_without_training, wait_for
+from workbench import alive, pretending_project, wait_for
 
 MEMBERS = "abcdef"
 ENSEMBLE = """\
@@ -31,12 +31,8 @@ def start(tmp_path):
     def make(name, epochs, epoch_s):
         lines = zip(MEMBERS, epochs, strict=True)
         members = "".join(MEMBER.format(name=m, epochs=count, epoch_s=epoch_s) for m, count in lines)
-        project = new_project(
-            tmp_path / name,
-            ENSEMBLE.format(members=members),
-            python=python_without_training(tmp_path),
-            environment={"HETCTL_SITE": "local"},
-        )
+        (tmp_path / name).mkdir()
+        project = pretending_project(tmp_path / name, ENSEMBLE.format(members=members))
         rates = (f"{m},{gpus},{80 * gpus + 20},400\n" for m in MEMBERS for gpus in (1, 2))
         (project.path / "rates.csv").write_text("member,gpus,rate,samples\n" + "".join(rates))
         assert project.here("profile", "import", "rates.csv").code == 0
@@ -51,7 +47,7 @@ def start(tmp_path):
 
 def finish(project, *arguments):
     """Submit a run; return its status when nothing of it is left that runs."""
-    assert project.hetctl("submit", "--gpus", "2", *arguments).code == 0
+    assert project.here("submit", "--gpus", "2", *arguments).code == 0
     wait_for(project.is_over, seconds=240)
     wait_for(lambda: not alive(str(project.path)))
     assert project.here("advance").code == 0

@@ -6,11 +6,10 @@ import contextlib
 import os
 import shutil
 import signal
-import sys
 
 import pytest
 from kills import killed, lines_of, spread
-from workbench import alive, new_project, python_without_training, wait_for
+from workbench import alive, pretending_project, wait_for
 
 from hetctl.app.project import Waits
 from hetctl.catalog.catalog import Catalog
@@ -29,16 +28,8 @@ members:
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
-    python = python_without_training(tmp_path)
-    monkeypatch.setattr(sys, "executable", str(python))
-    made = new_project(
-        tmp_path / "project",
-        LONG,
-        python=python,
-        environment={"HETCTL_SITE": "local"},
-        waits=Waits(settle_s=0.2),
-    )
+def project(tmp_path):
+    made = pretending_project(tmp_path, LONG, waits=Waits(settle_s=0.2))
     assert made.here("profile", "import", "rates.csv").code == 0
     yield made
     end_jobs(made)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 import signal
-import sys
 from dataclasses import replace
 
 import pytest
 from profiles import measurings
-from workbench import TIMEOUT_S, new_project, python_without_training, wait_for
+from workbench import TIMEOUT_S, new_project, pretending_project, wait_for
 
 from hetctl.app.project import Waits
 from hetctl.storage.profile_request import read_jobs, write_jobs
@@ -58,13 +57,12 @@ def describe_site(project, launcher, submit_by="file", launch="nodes"):
 
 @pytest.mark.parametrize("launch", ["nodes", "members"])
 @pytest.mark.parametrize(("launcher", "submit_by", "launch_host"), WAYS)
-def test_every_way_to_run_on_lsf(start_lsf, tmp_path, monkeypatch, launcher, submit_by, launch_host, launch):
+def test_every_way_to_run_on_lsf(start_lsf, tmp_path, launcher, submit_by, launch_host, launch):
     """By members, too, of which one has two slots on a node and one on the other."""
     cluster = start_lsf(hosts=HOSTS, launch_host=launch_host, parse_scripts=submit_by == "file")
     environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
-    monkeypatch.setattr(sys, "executable", str(python_without_training(tmp_path)))
     quick = Waits(run_poll_s=0.1, profile_poll_s=0.1)
-    project = new_project(tmp_path / "project", ENSEMBLE, environment=environment, waits=quick)
+    project = pretending_project(tmp_path, ENSEMBLE, environment=environment, waits=quick)
     describe_site(project, launcher, submit_by, launch)
 
     profile = project.here("profile", "--json")
@@ -85,8 +83,7 @@ def test_a_profiling_job_left_measuring_is_followed_by_the_next(start_lsf, tmp_p
     slow = ENSEMBLE.replace(
         "b, max_gpus: 1, config: {units: 2}", f"b, max_gpus: 1, config: {{gate: {tmp_path}/gate}}"
     )
-    python = python_without_training(tmp_path)
-    project = new_project(tmp_path / "project", slow, python=python, environment=environment)
+    project = pretending_project(tmp_path, slow, environment=environment)
     describe_site(project, "jsrun")
     process = project.start("profile", "--jobs", str(jobs))
     wait_for(lambda: measurings(project))
@@ -110,7 +107,7 @@ def test_the_digits_ensemble_trains_on_lsf_with_jsrun(start_lsf, tmp_path):
     cluster = start_lsf(hosts=HOSTS, launch_host="batch1")
     environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
     project = new_project(tmp_path, environment=environment, timeout_s=600)
-    assert project.hetctl("init", "digits", "--example", "digits").code == 0
+    assert project.here("init", "digits", "--example", "digits").code == 0
     project.path = project.path / "digits"
     ensemble = project.path / "ensemble.yaml"
     text = ensemble.read_text()
@@ -121,12 +118,12 @@ def test_the_digits_ensemble_trains_on_lsf_with_jsrun(start_lsf, tmp_path):
     ensemble.write_text(text.replace("mlp-small\n    max_gpus: 1", "mlp-small\n    max_gpus: 2"))
     describe_site(project, "jsrun")
 
-    profile = project.hetctl("profile", "--all", "--json")
+    profile = project.here("profile", "--all", "--json")
     assert (profile.code, profile.json["measured"]) == (0, 10), profile.stdout
-    assert project.hetctl("plan", "--json").code == 0
-    run = project.hetctl("submit", "--wait", "--json")
+    assert project.here("plan", "--json").code == 0
+    run = project.here("submit", "--wait", "--json")
     assert (run.code, run.json["state"]) == (0, "finished"), run.stdout
-    status = project.hetctl("status", "--json")
+    status = project.here("status", "--json")
     assert {member["state"] for member in status.json["members"]} == {"converged"}
     assert len(status.json["members"]) == 9
     assert all(epochs == [1, 2] for epochs in project.epochs("digits-001").values())

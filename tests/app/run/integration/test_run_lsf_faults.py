@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 import pytest
 from one_driver import problems
-from workbench import new_project, python_without_training, wait_for
+from workbench import pretending_project, wait_for
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.job import JobState
@@ -44,8 +43,8 @@ class Run:
 
     def __init__(self, cluster, folder, leave_s=0, epoch_s=0.5) -> None:
         self.cluster = cluster
-        self.project = new_project(
-            folder / "project",
+        self.project = pretending_project(
+            folder,
             ENSEMBLE.replace("leave_s: 0", f"leave_s: {leave_s}").replace(
                 "epoch_s: 0.5", f"epoch_s: {epoch_s}"
             ),
@@ -89,12 +88,11 @@ class Run:
 
 
 @pytest.fixture
-def make_run(start_lsf, tmp_path, monkeypatch):
+def make_run(start_lsf, tmp_path):
     def make(kill_s=3.0, **fields):
         hosts = {"a1": (2, 0), "a2": (2, 0)}
         return Run(start_lsf(hosts=hosts, launch_host="batch1", kill_s=kill_s), tmp_path, **fields)
 
-    monkeypatch.setattr(sys, "executable", str(python_without_training(tmp_path)))
     return make
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from workbench import alive, new_project, python_without_training, wait_for
+from workbench import alive, pretending_project, wait_for
 
 ENSEMBLE = """\
 name: trio
@@ -24,15 +24,10 @@ def begin(tmp_path):
     projects = []
 
     def start(a: str = ENDLESS, b: str = ENDLESS, c: str = ENDLESS, *options: str):
-        project = new_project(
-            tmp_path / "project",
-            ENSEMBLE.format(a=a, b=b, c=c),
-            python=python_without_training(tmp_path),
-            environment={"HETCTL_SITE": "local"},
-        )
+        project = pretending_project(tmp_path, ENSEMBLE.format(a=a, b=b, c=c))
         projects.append(project)
         assert project.here("profile", "import", "rates.csv").code == 0
-        assert project.hetctl("submit", "--gpus", "2", *options).code == 0
+        assert project.here("submit", "--gpus", "2", *options).code == 0
         return project
 
     yield start

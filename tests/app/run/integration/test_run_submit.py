@@ -9,8 +9,9 @@ import sqlite3
 from itertools import pairwise
 
 import pytest
+from machine_speed import scaled
 from trainless import DRIVER
-from workbench import TIMEOUT_S, alive, new_project, python_without_training, wait_for
+from workbench import TIMEOUT_S, alive, pretending_project, wait_for
 
 ENSEMBLE = """\
 name: trio
@@ -22,7 +23,6 @@ members:
   - {{name: b, max_gpus: 1, config: {b}}}
   - {{name: c, max_gpus: 1, config: {c}}}
 """
-LOCAL = {"HETCTL_SITE": "local"}
 LONG_S = 240
 """Limit of the wait for a run of several jobs, in seconds: a loaded machine takes many times as long."""
 
@@ -33,12 +33,7 @@ def start(tmp_path):
     projects = []
 
     def make(a: str = "{epochs: 2}", b: str = "{epochs: 2}", c: str = "{epochs: 2}"):
-        project = new_project(
-            tmp_path / "project",
-            ENSEMBLE.format(a=a, b=b, c=c),
-            python=python_without_training(tmp_path),
-            environment=LOCAL,
-        )
+        project = pretending_project(tmp_path, ENSEMBLE.format(a=a, b=b, c=c))
         assert project.here("profile", "import", "rates.csv").code == 0
         projects.append(project)
         return project
@@ -72,7 +67,7 @@ def state(project):
 
 def test_a_run_that_ended_cannot_be_cancelled_any_more(start):
     project = start()
-    done = project.hetctl("submit", "--wait", "--json")
+    done = project.here("submit", "--wait", "--json")
     assert (done.code, done.json["state"]) == (0, "finished")
     assert {m["member"]: m["epochs"] for m in done.json["members"]} == {"a": 2, "b": 2, "c": 2}
     assert project.epochs() == {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
@@ -82,9 +77,10 @@ def test_a_run_that_ended_cannot_be_cancelled_any_more(start):
 
 
 def test_jobs_near_their_limit_submit_the_next_ones(start):
-    """A limit of 16 s leaves 6 s before the grace: the jobs' own scripts submit the next ones."""
-    project = start(a="{epochs: 8, epoch_s: 0.9}", b="{epochs: 8, epoch_s: 0.9}", c="{epochs: 2}")
-    assert project.hetctl("submit", "--time", "16s").code == 0
+    """Of which the last 10 s are their grace: the jobs' own scripts submit the next ones."""
+    long = f"{{epochs: 8, epoch_s: {scaled(0.9)}}}"
+    project = start(a=long, b=long)
+    assert project.here("submit", "--time", f"{10 + scaled(6):.0f}s").code == 0
     wait_for(lambda: state(project) == "finished", seconds=LONG_S)
     status = project.here("status", "--json").json
     assert len(status["jobs"]) >= 2
@@ -94,7 +90,7 @@ def test_jobs_near_their_limit_submit_the_next_ones(start):
 
 def test_a_chain_queues_each_job_behind_the_running_one(start):
     project = start(a="{epochs: 30, epoch_s: 0.6}", b="{epochs: 30, epoch_s: 0.6}", c="{epochs: 2}")
-    assert project.hetctl("submit", "--time", "24s", "--chain").code == 0
+    assert project.here("submit", "--time", "24s", "--chain").code == 0
     wait_for(lambda: state(project) == "finished", seconds=LONG_S)
     wait_for(lambda: not alive(str(project.path)))
     assert project.here("advance").code == 0
@@ -111,7 +107,7 @@ def test_a_chain_queues_each_job_behind_the_running_one(start):
 
 def test_so_many_jobs_and_no_more(start):
     project = start(a="{epochs: 50, epoch_s: 0.6}")
-    done = project.hetctl("submit", "--time", "12s", "--max-jobs", "1", "--wait", "--json")
+    done = project.here("submit", "--time", "12s", "--max-jobs", "1", "--wait", "--json")
     assert (done.code, done.json["state"]) == (0, "stopped")
     assert done.json["reason"] == "--max-jobs 1 is reached"
     assert len(done.json["jobs"]) == 1
@@ -119,7 +115,7 @@ def test_so_many_jobs_and_no_more(start):
 
 def test_a_failed_member_shows_its_log_and_the_others_converge(start):
     project = start(b="{fail: true}")
-    done = project.hetctl("submit", "--wait", "--retries", "0", "--json")
+    done = project.here("submit", "--wait", "--retries", "0", "--json")
     assert (done.code, done.error["kind"]) == (5, "members-failed")
     assert done.error["message"] == "1 of 3 members failed: b"
     assert done.json["reason"] == "1 of 3 members failed"
@@ -137,13 +133,13 @@ def test_a_run_whose_jobs_break_down_stalls_and_may_go_on(start):
     works = project.python.read_text()
     line, rest = works.split("\n", 1)
     project.python.write_text(f"{line}\nimport sys\n'{DRIVER}' in sys.argv and sys.exit(3)\n{rest}")
-    done = project.hetctl("submit", "--wait", "--json")
+    done = project.here("submit", "--wait", "--json")
     assert (done.code, done.error["kind"], done.json["state"]) == (7, "stalled", "stalled")
     assert "trio-001 is stalled: the last 2 jobs got nothing done: see " in done.error["message"]
     assert done.error["message"].endswith("/job-0001.log")
     assert project.here("status").code == 7
     project.python.write_text(works)
-    assert project.hetctl("submit", "--wait").code == 0
+    assert project.here("submit", "--wait").code == 0
     assert project.epochs() == {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
 
 
@@ -162,10 +158,10 @@ def test_of_two_submits_at_once_one_is_refused_without_changes(start, tmp_path):
 
 def test_a_submit_while_the_run_is_under_way_changes_nothing(start, tmp_path):
     project = start(*[held(tmp_path, 500)] * 3)
-    assert project.hetctl("submit").code == 0
+    assert project.here("submit").code == 0
     wait_for(lambda: set(project.epochs()) >= {"a"} or set(project.epochs()) >= {"b", "c"})
     before = rows(project)
-    refused = project.hetctl("submit", "--json")
+    refused = project.here("submit", "--json")
     assert (refused.code, refused.error["kind"]) == (6, "locked")
     assert "under way" in refused.error["message"]
     assert "--new" in refused.error["hint"]
@@ -192,9 +188,9 @@ def test_ctrl_c_while_waiting_leaves_the_run_going(start, tmp_path):
 
 def test_a_cancelled_run_checkpoints_and_goes_on_where_it_was(start, tmp_path):
     project = start(*[held(tmp_path, 25)] * 3)
-    assert project.hetctl("submit").code == 0
+    assert project.here("submit").code == 0
     wait_for(lambda: len(project.epochs()) >= 2)
-    cancelled = project.hetctl("cancel", "--json")
+    cancelled = project.here("cancel", "--json")
     assert (cancelled.code, cancelled.json["state"]) == (0, "cancelled")
     (job,) = project.here("status", "--json").json["jobs"]
     assert cancelled.json["reason"].startswith(f"job {job['batch_id']} cancelled; ")
@@ -208,7 +204,7 @@ def test_a_cancelled_run_checkpoints_and_goes_on_where_it_was(start, tmp_path):
     first_part = project.epochs()
     assert all(0 < len(epochs) < 25 for epochs in first_part.values())
     release(tmp_path)
-    done = project.hetctl("submit", "--wait", "--json")
+    done = project.here("submit", "--wait", "--json")
     assert (done.code, done.json["state"], done.json["run"]) == (0, "finished", "trio-001")
     assert len(done.json["jobs"]) == 2
     assert project.epochs() == {name: list(range(1, 26)) for name in "abc"}
@@ -216,8 +212,8 @@ def test_a_cancelled_run_checkpoints_and_goes_on_where_it_was(start, tmp_path):
 
 def test_the_run_after_a_finished_one_has_its_own_checkpoints(start):
     project = start()
-    assert project.hetctl("submit", "--wait").code == 0
-    assert project.hetctl("submit", "--wait").code == 0
+    assert project.here("submit", "--wait").code == 0
+    assert project.here("submit", "--wait").code == 0
     assert project.epochs("trio-002") == {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
     folders = project.home.checkpoints.glob("*/a")
     assert {folder.parent.name for folder in folders} == {"trio-001", "trio-002"}
@@ -225,14 +221,14 @@ def test_the_run_after_a_finished_one_has_its_own_checkpoints(start):
 
 def test_advance_continues_a_killed_job_without_losing_an_epoch(start, tmp_path):
     project = start(*[held(tmp_path, 12)] * 3)
-    job = project.hetctl("submit", "--json").json["job"]["batch_id"]
+    job = project.here("submit", "--json").json["job"]["batch_id"]
     wait_for(lambda: len(project.epochs()) >= 2)
     for pid in alive(str(project.home.run("trio-001").path)):
         signal_quietly(pid)
     wait_for(lambda: not alive(str(project.home.run("trio-001").path)))
     wait_for(lambda: state(project) == "between-jobs")
     release(tmp_path)
-    advanced = project.hetctl("advance", "--json")
+    advanced = project.here("advance", "--json")
     assert (advanced.code, advanced.json["state"]) == (0, "queued")
     assert advanced.json["job"]["batch_id"] != job
     wait_for(lambda: state(project) == "finished", seconds=LONG_S)
@@ -248,7 +244,7 @@ def signal_quietly(pid):
 
 def test_everything_below_the_home_is_private(start):
     project = start()
-    assert project.hetctl("submit", "--wait").code == 0
+    assert project.here("submit", "--wait").code == 0
     paths = [path for path in project.home.path.rglob("*") if not path.is_symlink()]
     fake = [path for path in paths if "checkpoints" in path.parts]
     assert [path for path in paths if path not in fake and path.stat().st_mode & 0o077] == []
