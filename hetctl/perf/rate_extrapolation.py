@@ -36,8 +36,11 @@ ERROR_PER_DOUBLING = 0.06
 real curves have steps, such as that from one node to two."""
 PRIOR_MEMBERS = 3.0
 """Number of members with several measured rates that count as much as those curves."""
-STEPS = (-2.4, -1.6, -0.8, 0.0, 0.8, 1.6, 2.4)
-"""Standard deviations from the mean at which the grid has its shapes, in each of its three directions."""
+SHAPES_PER_TERM = 13, 13, 7
+STEPS = tuple(product(*([4.8 * at / (count - 1) - 2.4 for at in range(count)] for count in SHAPES_PER_TERM)))
+"""Standard deviations from the mean at which the grid has its shapes.
+
+On a coarser grid most rates lie between the shapes, and whichever is nearest then counts as certain."""
 
 Shapes = tuple[float, ...]
 """Probability of each shape of the grid."""
@@ -46,7 +49,7 @@ Shapes = tuple[float, ...]
 @lru_cache(maxsize=1)
 def prior_shapes() -> Shapes:
     """Return the probabilities before anything is measured: three independent normal distributions."""
-    weights = [math.exp(-math.fsum(step**2 for step in steps) / 2) for steps in product(STEPS, repeat=3)]
+    weights = [math.exp(-math.fsum(step**2 for step in steps) / 2) for steps in STEPS]
     return tuple(weight / math.fsum(weights) for weight in weights)
 
 
@@ -86,7 +89,7 @@ def _log_speedups(counts: tuple[int, ...]) -> Floats:
 
     gpus = np.array(counts, dtype=float)
     terms = np.array((LATENCY, TRANSFER, REST))
-    factors = np.exp(terms[:, 0] + terms[:, 1] * np.array(list(product(STEPS, repeat=3))))
+    factors = np.exp(terms[:, 0] + terms[:, 1] * np.array(STEPS))
     seconds: Floats = 1 / gpus + factors @ np.array((np.log2(gpus), gpus > 1, np.ones(len(gpus))))
     return -np.log(seconds)
 
@@ -140,6 +143,15 @@ class RateCurve:
         # max() returns the first of equal rates, which is the one with the fewest GPUs.
         peak = max(self.rates, key=self.rates.__getitem__)
         return {gpus: rate for gpus, rate in self.rates.items() if gpus <= peak}
+
+    @property
+    def promising(self) -> dict[int, float]:
+        """Useful rates, and those up to the last number of GPUs that may be faster, within its error."""
+        useful = self.useful
+        fastest = max(useful.values())
+        faster = (m for m, error in self.spread.items() if self.rates[m] * math.exp(error) > fastest)
+        last = max(faster, default=0)
+        return {gpus: rate for gpus, rate in self.rates.items() if gpus <= last or gpus in useful}
 
     @property
     def to_measure(self) -> tuple[int, ...]:
@@ -208,20 +220,32 @@ def _predicted(
     points: Mapping[int, float], wanted: Sequence[int], shapes: Shapes
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Return the expected rates on other numbers of GPUs, and the standard errors of their logarithms."""
+    first = next(iter(points.values()))
+    factors, spread = _scaled(tuple((m, rate / first) for m, rate in points.items()), tuple(wanted), shapes)
+    return {m: first * factor for m, factor in zip(wanted, factors, strict=True)}, dict(
+        zip(wanted, spread, strict=True)
+    )
+
+
+@lru_cache(maxsize=1024)
+def _scaled(
+    points: tuple[tuple[int, float], ...], wanted: tuple[int, ...], shapes: Shapes
+) -> tuple[list[float], list[float]]:
+    """Return those of members whose first rate is 1: many have one rate only, or that of a mate."""
     import numpy as np
 
-    weights = _posterior(tuple(points.items()), shapes)
-    counts = np.array(list(points))
+    weights = _posterior(points, shapes)
+    counts, rates = np.array([gpus for gpus, _ in points]), np.array([rate for _, rate in points])
     # Each shape is scaled to the measured rate that is nearest in doublings, below or above.
     distances = np.abs(np.log2(np.array(wanted)[:, None] / counts))
     nearest = distances.argmin(axis=1)
-    gains = _log_speedups(tuple(wanted)) - _log_speedups(tuple(points))[:, nearest]
+    # Most shapes have next to no probability after two rates.
+    likely = weights > 1e-5 * weights.max()
+    weights = weights[likely] / weights[likely].sum()
+    gains = _log_speedups(wanted)[likely] - _log_speedups(tuple(counts.tolist()))[likely][:, nearest]
     mean = weights @ gains
     variance = weights @ (gains - mean) ** 2 + (ERROR_PER_DOUBLING * distances.min(axis=1)) ** 2
-    rates = np.array(list(points.values()))[nearest] * np.exp(mean)
-    return dict(zip(wanted, rates.tolist(), strict=True)), dict(
-        zip(wanted, np.sqrt(variance).tolist(), strict=True)
-    )
+    return (rates[nearest] * np.exp(mean)).tolist(), np.sqrt(variance).tolist()
 
 
 def rate_on(gpus: int, measured: Mapping[int, float]) -> float | None:

@@ -23,8 +23,8 @@ LEARNED = ("startup_s", "evaluate_s", "checkpoint_s")
 """Times of members that were not profiled, which their training shows."""
 RECENT_RESTARTS = 9
 """Number of newest restarts of all members that predict the first restart of another one."""
-
-
+RESTART_SHARE = 0.1
+"""Length of a restart by that of the first start, which imports the framework, before any is known."""
 USUAL_EPOCH = 10_000
 """Samples of an epoch before the length of any is known."""
 MANY, NEWS = 50, 1.1
@@ -272,8 +272,8 @@ class Workloads:
         times = {}
         if self._is_unmeasured(name):
             times = self._learned_times(known)
-            # A first start has much that ranks do only once: as its length, no member would ever restart.
-            restart_s = restart_s or 0.0
+            if restart_s is None:
+                restart_s = RESTART_SHARE * times.get("startup_s", whole.startup_s)
         return replace(
             whole, samples_left=left, notes=whole.notes + notes + remarks, restart_s=restart_s, **times
         )
@@ -297,7 +297,7 @@ class Workloads:
             points, level = {least: math.exp(estimate.log) * least}, estimate.spread
             notes = ("rates are a guess",)
         curve = rate_curve(points, limit, least, self._shapes)
-        rates = curve.useful
+        rates = curve.useful if known.rates_by_type else curve.promising
         return Workload(
             name=member.name,
             rates=rates,
@@ -318,6 +318,7 @@ class Workloads:
             # A checkpoint that training has shown was written beside it.
             save_s=0.0 if self._is_unmeasured(member.name) else _save_s(member, known, curve.rates),
             notes=(*notes, *curve.notes),
+            family=self._alike[member.name][0] if self._is_unmeasured(member.name) else "",
         )
 
 

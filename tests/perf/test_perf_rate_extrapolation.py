@@ -156,3 +156,19 @@ def test_rates_are_positive_and_measured_ones_are_kept(measured: dict[int, float
         if gpus in measured:
             assert rate == measured[gpus]
     assert list(curve.useful) == list(range(1, max(curve.useful) + 1))
+
+
+def test_a_second_gpu_that_slows_a_member_down_tells_little_of_eight() -> None:
+    """One of Gavel's curves has 0.85 of one GPU's rate on two, and 1.47 on eight."""
+    curve = rate_curve({1: 100.0, 2: 85.0}, 8)
+    assert abs(math.log(147 / curve.rates[8])) < 2 * curve.spread[8]
+    assert 8 in curve.promising
+    assert 2 not in curve.useful
+
+
+@given(st.dictionaries(st.sampled_from((1, 2, 4)), st.floats(1.0, 1e4), min_size=1))
+def test_promising_rates_reach_the_fastest_and_no_measured_one_beyond(points: dict[int, float]) -> None:
+    curve = rate_curve(points, 8)
+    assert curve.useful.items() <= curve.promising.items()
+    assert max(curve.promising) in {max(curve.useful), *curve.spread}
+    assert list(curve.promising) == list(range(1, len(curve.promising) + 1))

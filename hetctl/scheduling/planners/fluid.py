@@ -12,7 +12,7 @@ computed again after each change from the work then left, so a member catches up
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import merge
 from statistics import NormalDist
@@ -20,7 +20,7 @@ from statistics import NormalDist
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import Envelope, WaitingMember, envelope_of, fluid_time
 from hetctl.scheduling.planners import mean_jct
-from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Planner, Request, gpus_after
+from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Planner, Request, RunningMember, gpus_after
 from hetctl.scheduling.planners.placement import NodeCapacity, place_members
 
 URGENT = 0.999
@@ -103,8 +103,14 @@ def decide(request: Request) -> Decision:
 def _candidates(request: Request) -> tuple[list[FluidCandidate], Iterator[FluidCandidate], float]:
     """Return members that train or cannot wait; all others, the largest share first; the fluid bound."""
     backlog = request.waiting.backlog(request.gpus)
+    tried = {name: rates_once_tried(workload) for name, workload in explorers(request.held).items()}
     held = [
-        FluidCandidate(h.workload, envelope_of(h.workload.rates, request.gpus), h.allocation.gpus, h.fixed)
+        FluidCandidate(
+            h.workload,
+            envelope_of(tried.get(h.workload.name, h.workload.rates), request.gpus),
+            h.allocation.gpus,
+            h.fixed,
+        )
         for h in request.held
     ]
     works = [(job.workload.samples_left, job.envelope) for job in held if job.workload.samples_left > 0]
@@ -135,9 +141,49 @@ def excess_s(workload: Workload, time_s: float) -> float:
     """
     if not workload.is_guess or not time_s:
         return 0.0
-    spread, median_s = workload.spread[workload.min_gpus], workload.samples_left / workload.least_rate
-    at, normal = math.log(max(median_s, 1e-9) / time_s) / spread, NormalDist()
-    return median_s * math.exp(spread**2 / 2) * normal.cdf(at + spread) - time_s * normal.cdf(at)
+    median_s = workload.samples_left / workload.least_rate
+    return expected_excess(median_s, workload.spread[workload.min_gpus], time_s)
+
+
+def explorers(held: Iterable[RunningMember]) -> dict[str, Workload]:
+    """Return by name the members that may try numbers of GPUs for what that tells: of a family one at a time.
+
+    That is the one that does so already, else the one with the most work left.
+    """
+    unsure = (h for h in held if h.workload.spread)
+    last = sorted(
+        unsure, key=lambda h: (h.workload.spread.get(h.allocation.gpus, 0.0), h.workload.samples_left)
+    )
+    of_families = {h.workload.family or h.workload.name: h.workload for h in last}
+    return {workload.name: workload for workload in of_families.values()}
+
+
+def rates_once_tried(workload: Workload) -> Mapping[int, float]:
+    """Return the rates, on numbers of GPUs that are worth a trial those to expect after it.
+
+    A number of GPUs that turns out to be slower costs two restarts and no more, since the member goes back.
+    So after the trial it has the faster of two rates, whose mean is above both means (`expected_excess`). It
+    counts if it saves this member more seconds than the expected restarts take.
+    """
+    found, best = dict[int, float](), 0.0
+    for gpus, rate in workload.rates.items():
+        spread = workload.spread.get(gpus)
+        if not spread:
+            best = max(best, rate)
+        elif best:
+            tried = best + expected_excess(rate, spread, best)
+            saved_s = workload.samples_left * (1 / max(best, rate) - 1 / tried)
+            restarts = 1 + NormalDist(math.log(rate), spread).cdf(math.log(best))
+            if saved_s > restarts * workload.interruption_s:
+                found[gpus] = tried
+    # Envelopes are cached by the identity of their rates.
+    return {**workload.rates, **found} if found else workload.rates
+
+
+def expected_excess(median: float, spread: float, limit: float) -> float:
+    """Return the mean of what a variable with a log-normal distribution is above a limit, and 0 below it."""
+    at, normal = math.log(max(median, 1e-9) / limit) / spread, NormalDist()
+    return median * math.exp(spread**2 / 2) * normal.cdf(at + spread) - limit * normal.cdf(at)
 
 
 def _mixed(job: FluidCandidate, time_s: float) -> FluidCandidate:

@@ -124,6 +124,7 @@ class _FreeNodes:
         self._places = {node.name: _FreeNode(node.name, list(node.gpus)) for node in request.nodes}
         self._node_size = max((len(node.gpus) for node in request.all_nodes), default=1)
         self._kept = {name for name, h in held.items() if self.counts.get(name) == h.allocation.gpus}
+        self._before = {name: h.allocation for name, h in held.items()}
         for name, h in held.items():
             for part in h.allocation.placement:
                 place = self._places.setdefault(part.node, _FreeNode(part.node, []))
@@ -146,12 +147,27 @@ class _FreeNodes:
         while self._queue:
             name = self._queue.pop()
             for gpus in range(self.counts[name], self.workloads[name].min_gpus - 1, -1):
+                if self._stays(name, gpus):
+                    break
                 parts = self._find(gpus) or self._make_room(gpus)
                 if parts:
                     self._put(name, parts)
                     break
             else:
                 del self.counts[name]
+
+    def _stays(self, name: str, gpus: int) -> bool:
+        """Give a member for which there are no more GPUs than it has its own ones, if they are still free."""
+        before = self._before.get(name)
+        if before is None or before.gpus != gpus:
+            return False
+        if not all(set(part.gpus) <= set(self._places[part.node].free) for part in before.placement):
+            return False
+        for part in before.placement:
+            place = self._places[part.node]
+            self._refile(place, [gpu for gpu in place.free if gpu not in part.gpus])
+        self.counts[name], self.placed[name] = gpus, before.placement
+        return True
 
     def _find(self, gpus: int) -> list[tuple[str, int]] | None:
         """Return (node, GPUs) for a member, on as few nodes as it needs; None if there is no room."""

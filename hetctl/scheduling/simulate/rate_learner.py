@@ -37,7 +37,7 @@ class RateLearner:
         if workload.name not in self._workloads.left:
             self._workloads.update({workload.name: Progress(workload.name)})
         known = self._workloads.left[workload.name]
-        return replace(workload, rates=known.rates, spread=known.spread)
+        return replace(workload, rates=known.rates, spread=known.spread, family=known.family)
 
     def report(self, member: str, gpus: int, rate: float) -> None:
         """Report the rate of a member on a number of GPUs."""

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+import math
 import random
 from cProfile import Profile
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from hetctl.model.plan import Allocation
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Options, Request
-from hetctl.scheduling.planners.fluid import FLUID
+from hetctl.scheduling.planners.base import Decision, Options, Request, RunningMember
+from hetctl.scheduling.planners.fluid import FLUID, expected_excess, explorers, rates_once_tried
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
 
@@ -104,3 +108,46 @@ def test_reasons_give_the_needed_rate_and_why_one_waits() -> None:
         " has that share now"
     )
     assert words["b"].endswith("33% of the time on 1; can wait for it")
+
+
+def test_the_expected_excess_is_the_mean_over_draws() -> None:
+    draw = random.Random(1)
+    drawn = [max(draw.lognormvariate(math.log(90.0), 0.4) - 100.0, 0.0) for _ in range(40_000)]
+    assert expected_excess(90.0, 0.4, 100.0) == pytest.approx(sum(drawn) / len(drawn), rel=0.03)
+
+
+@given(
+    rates=st.lists(st.floats(1.0, 1e3), min_size=2, max_size=8),
+    spread=st.floats(0.01, 1.0),
+    work=st.floats(0.0, 1e7),
+    restart_s=st.floats(0.0, 100.0),
+)
+def test_a_trial_can_only_gain_and_is_made_only_if_that_is_more_than_its_restarts(
+    rates: list[float], spread: float, work: float, restart_s: float
+) -> None:
+    unknown = dict.fromkeys(range(2, len(rates) + 1), spread)
+    member = Workload("a", dict(enumerate(rates, start=1)), work, restart_s=restart_s, spread=unknown)
+    tried = rates_once_tried(member)
+    assert tried[1] == rates[0]
+    for gpus in unknown:
+        if tried[gpus] != member.rates[gpus]:
+            before = max(rates[0], member.rates[gpus])
+            assert tried[gpus] > before
+            assert work / before - work / tried[gpus] > restart_s
+
+
+def test_a_trial_is_not_worth_its_restarts_near_the_end() -> None:
+    member = Workload("a", {1: 100.0, 8: 90.0}, 1e5, restart_s=5.0, spread={8: 0.4})
+    assert rates_once_tried(member)[8] > 100
+    assert rates_once_tried(member.with_left(1e3)) is member.rates
+
+
+def test_one_member_of_a_family_tries_numbers_of_gpus_until_the_rate_there_is_known() -> None:
+    def holds(name: str, left: float, gpus: int = 1, family: str = "f") -> RunningMember:
+        member = Workload(name, {1: 10.0, 2: 9.0}, left, spread={2: 0.3}, family=family)
+        return RunningMember(member, Allocation(name, gpus, "data-parallel", member.rates[gpus], ()), 0.0)
+
+    assert set(explorers([holds("a", 10.0), holds("b", 20.0), holds("c", 5.0, family="")])) == {"b", "c"}
+    assert set(explorers([holds("a", 10.0, gpus=2), holds("b", 20.0)])) == {"a"}
+    known = holds("a", 10.0)
+    assert not explorers([replace(known, workload=replace(known.workload, spread={}))])

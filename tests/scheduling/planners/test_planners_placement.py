@@ -41,6 +41,17 @@ def request(holders: tuple[RunningMember, ...], waiting: str, nodes: int = 2, si
     )
 
 
+def test_a_member_that_finds_no_more_gpus_keeps_its_own() -> None:
+    """No node has 4 for it, and as many as it has would be free on the first node, too."""
+    holders = (
+        held("a", ("node-1", (0, 1, 2))),
+        held("b", ("node-0", (3,)), fixed=True),
+        held("c", ("node-1", (3,)), fixed=True),
+    )
+    decision, given_ = place_members(request(holders, ""), {"a": 4, "b": 1, "c": 1})
+    assert (decision.start, decision.stop, given_) == ((), (), {"a": 3, "b": 1, "c": 1})
+
+
 def test_a_member_with_the_same_count_keeps_its_gpus() -> None:
     asked = request((held("a", ("node-0", (1, 2))),), "b")
     decision, given_ = place_members(asked, {"a": 2, "b": 2})

@@ -53,6 +53,16 @@ def test_gpus_that_turn_out_to_slow_a_member_down_are_given_back() -> None:
     assert result.ratio < 1.05
 
 
+def test_more_gpus_are_tried_beyond_a_number_that_slows_a_member_down() -> None:
+    """Alone it takes 1e4 s on one GPU; two are slower, but eight are not (one of Gavel's curves)."""
+    rates = {1: 10.0, 2: 8.5, 3: 10.3, 4: 12.1, 5: 12.7, 6: 13.4, 7: 14.0, 8: 14.7}
+    result = run("fluid", [Workload("a", rates, 1e5, restart_s=10.0)], 8)
+    assert result.intervals[-1].allocation.gpus == 8
+    assert result.ratio < 1.03
+    short = run("fluid", [Workload("a", rates, 300.0, restart_s=10.0)], 8)
+    assert len(short.intervals) <= 2
+
+
 def test_members_that_are_alike_learn_from_one_another() -> None:
     """One has to try more GPUs; after a slow answer no other one does."""
     members = [scaling(f"m{number}", 0.05, 1e4 * (number + 1)) for number in range(4)]
