@@ -5,12 +5,17 @@ from typing import Any
 __version__ = "0.1.0"
 
 OF_SCRIPTS = frozenset({"report", "should_stop", "last_checkpoint"})
-"""Functions for the user's scripts, imported when they are first used."""
+"""Functions for the scripts of members."""
+OF_API = frozenset({"Ensemble", "member", "plan", "submit", "run"})
+"""Names for programs and notebooks that train ensembles."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in OF_SCRIPTS:
+    # Imported when they are first used: most processes of hetctl need neither.
+    if name in OF_SCRIPTS:
+        from hetctl import script as module
+    elif name in OF_API:
+        from hetctl import api as module  # type: ignore[no-redef]
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hetctl import script
-
-    return getattr(script, name)
+    return getattr(module, name)

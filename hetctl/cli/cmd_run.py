@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,20 +27,23 @@ from hetctl.cli.parameter_types import FiniteRange
 from hetctl.model.job import UNDER_WAY
 
 if TYPE_CHECKING:
+    from hetctl.app.plan.planning import PlanRequest
     from hetctl.app.project import Project
     from hetctl.app.run.choose_run import Choice
     from hetctl.app.run.continue_run import RequestedOptions
     from hetctl.app.run.lifecycle import RunTransition
     from hetctl.app.run.submission import Submission
     from hetctl.model.ensemble import Ensemble
-    from hetctl.model.run import Budget
 
 
 SITE_AND_SIZE = {"ensemble", "site", "account", "launch", "gpus", "time", "queue"}
 NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode"}
 """Options of planning that are not the planner's own."""
 OF_RUNS = {"retries", "chain", "replay"}
-"""Options that planning does not have."""
+"""Options that a run stores, and planning does not have."""
+OF_BUDGET = ("max_jobs", "max_rounds", "gpu_hours", "node_hours")
+OF_SUBMIT = {"ensemble", "dry_run", "wait", "new", "modules", *OF_BUDGET, *OF_RUNS}
+"""Options of ``submit`` that planning does not have."""
 
 
 @click.command("submit")
@@ -87,18 +89,7 @@ OF_RUNS = {"retries", "chain", "replay"}
 @json_option
 @click.pass_context
 def submit_command(
-    context: click.Context,
-    /,
-    dry_run: bool,
-    wait: bool,
-    new: bool,
-    max_jobs: int | None,
-    max_rounds: int | None,
-    gpu_hours: float | None,
-    node_hours: float | None,
-    modules: str | None,
-    ensemble: str | None,
-    **options: Any,
+    context: click.Context, /, dry_run: bool, wait: bool, ensemble: str | None, **_: Any
 ) -> None:
     """Start a run: jobs with as many rounds as fit, one after the other, until all members have converged.
 
@@ -108,32 +99,52 @@ def submit_command(
     If the newest run of the ensemble has work left, it continues from its checkpoints, with the options
     given now that may change. So does one that has ended, if its stop rules were raised or members added.
     """
-    from hetctl.app.run.choose_run import Choice, choose_run
-    from hetctl.app.run.lifecycle import continue_run, submit
-    from hetctl.app.run.spec import preview
-    from hetctl.model.run import Budget
-
     project = this_project()
-    requested = replace(
-        _requested(context, options, Budget(max_jobs, max_rounds, gpu_hours, node_hours)), modules=modules
-    )
     members = project.ensemble(ensemble)
-    choice = Choice(None) if new else choose_run(project, members, requested)
-    if choice.run is not None and dry_run:
-        _preview_next(project, choice, members, requested)
-    elif choice.run is not None:
-        outcome = continue_run(project, choice.run, members, requested)
-        _print_outcome(project, outcome, choice, wait=wait)
+    if dry_run:
+        _preview(context, project, members)
     else:
-        of_plan = {name: value for name, value in options.items() if name not in OF_RUNS}
-        plan, _ = plan_request(project, members, budget=requested.budget, **of_plan)
-        if dry_run:
-            shown = preview(project, plan, requested)
-            _print_submission(shown, [f"# {line}" for line in _says(shown.run, choice)], **_fields(choice))
-            return
-        outcome = submit(project, plan, requested, new=new)
-        warn(project, plan)
+        outcome, choice = begin(context, project, members)
         _print_outcome(project, outcome, choice, wait=wait)
+
+
+def begin(context: click.Context, project: Project, members: Ensemble) -> tuple[RunTransition, Choice]:
+    """Start or continue a run as the options of a `submit` say."""
+    from hetctl.app.run.lifecycle import continue_run, submit
+
+    choice, requested = _choose(context, project, members)
+    if choice.run is not None:
+        return continue_run(project, choice.run, members, requested), choice
+    plan = _plan_request(context, project, members, requested)
+    outcome = submit(project, plan, requested, new=context.params["new"])
+    warn(project, plan)
+    return outcome, choice
+
+
+def _preview(context: click.Context, project: Project, members: Ensemble) -> None:
+    from hetctl.app.run.spec import preview
+
+    choice, requested = _choose(context, project, members)
+    if choice.run is not None:
+        _preview_next(project, choice, members, requested)
+        return
+    shown = preview(project, _plan_request(context, project, members, requested), requested)
+    _print_submission(shown, [f"# {line}" for line in _says(shown.run, choice)], **_fields(choice))
+
+
+def _choose(context: click.Context, project: Project, members: Ensemble) -> tuple[Choice, RequestedOptions]:
+    from hetctl.app.run.choose_run import Choice, choose_run
+
+    requested = _requested(context)
+    choice = Choice(None) if context.params["new"] else choose_run(project, members, requested)
+    return choice, requested
+
+
+def _plan_request(
+    context: click.Context, project: Project, members: Ensemble, requested: RequestedOptions
+) -> PlanRequest:
+    of_plan = {name: value for name, value in context.params.items() if name not in OF_SUBMIT}
+    return plan_request(project, members, budget=requested.budget, **of_plan)[0]
 
 
 def _says(run: str, choice: Choice) -> list[str]:
@@ -146,18 +157,20 @@ def _fields(choice: Choice) -> dict[str, Any]:
     return {"continued": choice.run is not None, "note": choice.note}
 
 
-def _requested(context: click.Context, options: Mapping[str, Any], budget: Budget) -> RequestedOptions:
+def _requested(context: click.Context) -> RequestedOptions:
     """Return the options given for a run, without the defaults."""
     from hetctl.app.run.continue_run import RequestedOptions
+    from hetctl.model.run import Budget
 
     # Defaults do not count: an unfinished run keeps what is not given now.
-    given = {name: context.params.get(name) for name in given_options(context, also_variables=True)}
+    given = {name: context.params[name] for name in given_options(context, also_variables=True)}
     of_run = {"site", "account", "launch", "gpus", "queue", "planner", "sharing", "mode", *OF_RUNS}
     return RequestedOptions(
         **{name: given[name] for name in of_run & given.keys()},
         wall_s=given.get("time"),
-        options={name: given[name] for name in options.keys() & given.keys() - NOT_OF_PLANNERS - OF_RUNS},
-        budget=budget,
+        options={name: given[name] for name in given.keys() - NOT_OF_PLANNERS - OF_SUBMIT},
+        budget=Budget(*(context.params[name] for name in OF_BUDGET)),
+        modules=context.params["modules"],
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -44,6 +45,28 @@ def given_options(context: click.Context, *, also_variables: bool = False) -> li
     said = (ParameterSource.COMMANDLINE, *([ParameterSource.ENVIRONMENT] if also_variables else []))
     names = (parameter.name or "" for parameter in context.command.params)
     return [name for name in names if context.get_parameter_source(name) in said]
+
+
+@contextmanager
+def called(command: click.Command, options: Mapping[str, Any]) -> Iterator[click.Context]:
+    """Enter the context of a command that Python calls with options, whose names have ``_`` for ``-``.
+
+    Raises
+    ------
+    BadInputError
+        If there is no such option, or its value is wrong.
+    """
+    given = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
+    words = [
+        flag if value is True else f"{flag}={value}"
+        for flag, value in given.items()
+        if value is not None and value is not False
+    ]
+    try:
+        with command.make_context("hetctl", words) as context:
+            yield context
+    except click.ClickException as error:
+        raise BadInputError(error.format_message()) from None
 
 
 class PlannerOption(click.Option):

@@ -90,7 +90,7 @@ def _watch(project: Project, run: str, advancing: bool) -> RunStatus:
     from hetctl.app.run.status import RunWatch
 
     watch = RunWatch(project, run)
-    quiet = as_json() or not sys.stdout.isatty()
+    quiet = as_json() or not (sys.stdout.isatty() or console().is_jupyter)
     status = watch.poll(_room(quiet))
     with Live(None if quiet else _table(status), console=console(), transient=True) as live:
         while status.state in UNDER_WAY:

@@ -23,7 +23,7 @@ from hetctl.inputs.member_entries import (
 from hetctl.inputs.search_entries import SEARCH, as_trials, search_problems, trials_of
 from hetctl.inputs.user_modules import candidates, module_file, parsed
 from hetctl.inputs.validation import validate, value_of
-from hetctl.inputs.yaml_source import Location, dotted, read_yaml
+from hetctl.inputs.yaml_source import Location, YamlSource, dotted, read_yaml
 from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member, Partitions, TrainingCode
 from hetctl.model.errors import BadInputError
 from hetctl.model.training_settings import BalanceSettings
@@ -95,7 +95,11 @@ def read_ensemble(path: Path) -> Ensemble:
     BadInputError
         If the file has errors, with a line for each: ``FILE:LINE: key: rule``.
     """
-    source = read_yaml(path)
+    return ensemble_of(read_yaml(path))
+
+
+def ensemble_of(source: YamlSource) -> Ensemble:
+    """Return the ensemble that the keys of a file define; errors as of `read_ensemble`."""
     model = validate(EnsembleModel, source)
     if count_members(model) > MOST_MEMBERS:
         raise source.refusal([(("members",), f"must expand to at most {MOST_MEMBERS:,} members")])
@@ -105,7 +109,7 @@ def read_ensemble(path: Path) -> Ensemble:
         trials = trials_of(model)
     except BadInputError as error:
         raise source.refusal([(SEARCH, error.message)]) from None
-    folder = path.parent.resolve()
+    folder = source.path.parent.resolve()
     code = TrainingCode(COMMAND, Functions("", ""))
     if model.functions:
         code = code_of(model.framework, model.functions, model.data, folder)
