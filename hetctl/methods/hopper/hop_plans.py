@@ -141,8 +141,11 @@ class HopPlanner:
         Each plan of them is for twice as many seen members as the one before, since workers wait for plans.
         """
         self._seen[_kind(visit.unit, visit.worker)] = visit, seconds
-        known = len({name for name, evaluates, _ in self._seen if not evaluates} & self._guesses)
-        return self._known < known >= min(2 * self._known, len(self._guesses))
+        return self._known < self._seen_guesses >= min(2 * self._known, len(self._guesses))
+
+    @property
+    def _seen_guesses(self) -> int:
+        return len({name for name, evaluates, _ in self._seen if not evaluates} & self._guesses)
 
     def seconds(self, unit: Unit, worker: str) -> float:
         """Return the expected time of a visit in seconds.
@@ -202,7 +205,8 @@ class HopPlanner:
         for (name, evaluates, _), (visit, seconds) in self._seen.items():
             if name in guesses and not evaluates and (then_s := _time_in(train, visit.unit, visit.worker)):
                 ratios[name] = seconds / then_s
-        self._guesses, self._known = frozenset(guesses), len(ratios)
+        self._guesses = frozenset(guesses)
+        self._known = self._seen_guesses
         usual = statistics.median(ratios.values()) if ratios else 1.0
         factors = [ratios.get(name, usual) if name in guesses else 1.0 for name in train.configs]
         return replace(train, seconds=train.seconds * np.array(factors)[:, None, None])
