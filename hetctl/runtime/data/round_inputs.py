@@ -133,11 +133,16 @@ class RoundInputs:
 
     @property
     def shares(self) -> dict[str, tuple[InputShare, ...]]:
-        """Input shares of the ranks of each member."""
+        """Input shares of the ranks of each member.
+
+        If the throughput of preprocessing is unknown, all preprocessors of a rank work; in lockstep one does.
+        """
+        is_known = self.preprocess or self.sharing == LOCKSTEP
         locksteps: Iterable[Lockstep | None] = self.locksteps if self.sharing == LOCKSTEP else repeat(None)
         shares: dict[str, list[InputShare]] = {}
         for role, lockstep in zip(self.roles, locksteps, strict=False):
-            shares.setdefault(role.member, []).append(InputShare(role.preprocessors, lockstep))
+            share = InputShare(role.preprocessors if is_known else None, lockstep)
+            shares.setdefault(role.member, []).append(share)
         return {member: tuple(own) for member, own in shares.items()}
 
     def lockstep_on(self, node: str) -> Lockstep:

@@ -12,6 +12,7 @@ from pipelined_run import stages, task_started
 
 from hetctl.app.project import Project
 from hetctl.app.run import status
+from hetctl.app.run.explain import explain_member
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.status import RunWatch, compared_status
 from hetctl.app.run.view import _held, _seconds, batch_changes, rate_warning, rates_of, wrong_rates
@@ -283,6 +284,18 @@ def test_a_plan_whose_rates_were_off_by_more_than_a_fifth_says_so():
     assert rate_warning([wrong] * 1020).count(wrong) == 20
     assert "1,000 more" in rate_warning([wrong] * 1020)
     assert rate_warning([]) == ""
+
+
+def test_numbers_of_gpus_that_are_too_small_for_a_member_are_told(project):
+    events = EventWriter(project.home.run(RUN).events, DRIVER, 0)
+    events.write("job_started", job=0)
+    events.write("task_started", member="a", gpus=1, placement=[{"node": "n", "gpus": [0]}])
+    end = {"member": "a", "exit_code": 71, "reason": "out-of-memory", "description": "out of memory"}
+    events.write("task_ended", **end, unfit_gpus=1)
+    (told,) = [text for text in status.run_status(project, None).warnings if "out of memory" in text]
+    assert told == "out of memory at a first start: a on 1 GPU; these try other numbers"
+    reasons = explain_member(project, None, "a").reasons
+    assert "it ran out of memory on 1 GPU: it tries other numbers" in reasons
 
 
 def test_more_gpus_and_smaller_batches_change_the_global_batch():

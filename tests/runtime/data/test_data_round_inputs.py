@@ -107,6 +107,10 @@ def inputs(sharing, index=4, **how):
 def test_every_rank_of_every_member_has_a_share(sharing):
     shares = inputs(sharing).shares
     assert {name: len(own) for name, own in shares.items()} == GPUS
+    assert all(share.preprocessors is not None for s in shares.values() for share in s)
+    # In lockstep one preprocessor may serve all ranks.
+    unknown = replace(inputs(sharing), preprocess=()).shares
+    assert {share.preprocessors is None for s in unknown.values() for share in s} == {sharing != LOCKSTEP}
     assert all((share.lockstep is not None) == (sharing == LOCKSTEP) for s in shares.values() for share in s)
 
 
