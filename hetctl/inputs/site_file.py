@@ -183,7 +183,7 @@ class _SiteSearch:
             raise BadInputError(f"site '{name}' extends itself")
         raise BadInputError(
             f"unknown site {shown(name)}{suggestion(name, files)}",
-            f"a file of yours may be named by its path, or be site-configs/{name}.yaml in the project",
+            "name a file of yours by its path, or put it into the project as site-configs/NAME.yaml",
         )
 
     def load(self, path: Path, chain: tuple[Path, ...]) -> YamlSource:
