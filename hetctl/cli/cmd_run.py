@@ -163,7 +163,9 @@ def _requested(context: click.Context) -> RequestedOptions:
     from hetctl.model.run import Budget
 
     # Defaults do not count: an unfinished run keeps what is not given now.
-    given = {name: context.params[name] for name in given_options(context, also_variables=True)}
+    # Options such as --json are no parameters of the command.
+    said = given_options(context, also_variables=True)
+    given = {name: context.params[name] for name in said if name in context.params}
     of_run = {"site", "account", "launch", "gpus", "queue", "planner", "sharing", "mode", *OF_RUNS}
     return RequestedOptions(
         **{name: given[name] for name in of_run & given.keys()},
