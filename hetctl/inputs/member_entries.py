@@ -19,6 +19,7 @@ from hetctl.inputs.ensemble_schema import EnsembleModel
 from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_schema import (
     DrawModel,
+    Entry,
     EntrySettings,
     GridEntry,
     GridModel,
@@ -59,29 +60,45 @@ class MemberEntry(NamedTuple):
     name: str
     config: dict[str, Any]
     settings: EntrySettings
+    seeds_of: str = ""
 
 
 def count_members(ensemble: EnsembleModel) -> int:
     """Return the number of members of all entries, without creating them."""
-    return sum(
-        math.prod(map(len, entry.grid.over.values()))
-        if isinstance(entry, GridEntry)
-        else (entry.random.count if isinstance(entry, RandomEntry) else 1)
-        for entry in ensemble.members
-    )
+    return sum(map(_count, ensemble.members))
+
+
+def _count(entry: Entry) -> int:
+    if isinstance(entry, GridEntry):
+        return entry.grid.seeds * math.prod(map(len, entry.grid.over.values()))
+    return entry.random.seeds * entry.random.count if isinstance(entry, RandomEntry) else entry.seeds
 
 
 def points_of(ensemble: EnsembleModel) -> Iterator[MemberEntry]:
     """Expand all entries, in the order of the file."""
     for index, entry in enumerate(ensemble.members):
-        where: Location = ("members", index)
-        if isinstance(entry, MemberModel):
-            yield MemberEntry(where, entry.name, dict(entry.config), entry)
-        elif isinstance(entry, GridEntry):
-            yield from _grid_points((*where, "grid"), entry.grid)
-        else:
-            seed = _own(entry.random).get("seed", ensemble.seed)
-            yield from _random_points((*where, "random"), entry.random, seed)
+        for point in _points(("members", index), entry, ensemble.seed):
+            yield from _seeds(point, point.settings.seeds)
+
+
+def _points(where: Location, entry: Entry, common_seed: int) -> Iterator[MemberEntry]:
+    if isinstance(entry, MemberModel):
+        yield MemberEntry(where, entry.name, dict(entry.config), entry)
+    elif isinstance(entry, GridEntry):
+        yield from _grid_points((*where, "grid"), entry.grid)
+    else:
+        seed = _own(entry.random).get("seed", common_seed)
+        yield from _random_points((*where, "random"), entry.random, seed)
+
+
+def _seeds(point: MemberEntry, count: int) -> Iterator[MemberEntry]:
+    """Yield a member as often as it has seeds; the first keeps its name, so that a run may get more."""
+    if count == 1:
+        yield point
+        return
+    for number in range(count):
+        name = fitted(f"{point.name}-seed-{number}", [point.name, number]) if number else point.name
+        yield point._replace(name=name, config=dict(point.config), seeds_of=point.name)
 
 
 def _grid_points(where: Location, grid: GridModel) -> Iterator[MemberEntry]:
@@ -138,6 +155,7 @@ def members_of(ensemble: EnsembleModel, points: list[MemberEntry], folder: Path)
             layers=point.settings.layers and os.path.normpath(folder / point.settings.layers),
             profile_as=point.settings.profile_as,
             code=_code(ensemble, point, folder),
+            seeds_of=point.seeds_of,
         )
         for point in points
     ]

@@ -190,6 +190,12 @@ class EntrySettings(MemberSettings):
     data: Annotated[str, Field(min_length=1)] | None = Field(
         default=None, description="Argument of input_fn; null: the ensemble's."
     )
+    seeds: int = Field(
+        default=1,
+        ge=1,
+        description="Number of members NAME, NAME-seed-1, NAME-seed-2, .. that differ in their seed alone;"
+        " their results are also shown together.",
+    )
 
 
 class MemberModel(EntrySettings):

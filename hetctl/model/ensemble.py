@@ -215,6 +215,8 @@ class Member:
         Metric that its search goes by; None: its stop rule's metric, or no trial.
     code : TrainingCode or None
         Framework, functions and data of its own; None: those of the ensemble.
+    seeds_of : str
+        Name of the first of the members that differ from it in their seed alone; empty: there are none.
     """
 
     name: str
@@ -283,6 +285,7 @@ class Member:
     ] = field(default_factory=KeepSettings)
     search_objective: Objective | None = None
     code: TrainingCode | None = None
+    seeds_of: str = ""
 
     @property
     def objective(self) -> Objective:

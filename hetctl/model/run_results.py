@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hetctl.model.seed_groups import PairedSeeds
+
 
 @dataclass(frozen=True)
 class RunSummary:
@@ -176,11 +178,14 @@ class RunComparison:
         Keys that differ; of members, those that all runs have.
     members : mapping of str to tuple
         Results by member and run; None in runs without it.
+    seeds : tuple of PairedSeeds
+        Members that differ in their seed alone, in each other run less the first one.
     """
 
     runs: tuple[RunLine, ...]
     differences: tuple[Difference, ...]
     members: Mapping[str, tuple[MemberResult | None, ...]]
+    seeds: tuple[PairedSeeds, ...] = ()
 
 
 @dataclass(frozen=True)

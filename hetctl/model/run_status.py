@@ -11,6 +11,7 @@ from hetctl.model.hops import HopStatus
 from hetctl.model.job import Job
 from hetctl.model.pipelines import PipelineStatus, WaveCheck
 from hetctl.model.run import Usage
+from hetctl.model.seed_groups import SeedGroup
 from hetctl.model.training_progress import EpochResult, LiveMetrics
 
 FOREMOST = ("failed", "training", "waiting", "paused", "converged", "stopped", "cancelled")
@@ -315,6 +316,8 @@ class RunStatus:
         Pipelines of the members that train, or trained, in that mode.
     wave_checks : tuple of WaveCheck
         Staleness of the pipelines' weights against its bounds, if requested.
+    seeds : tuple of SeedGroup
+        Results of the members that differ in their seed alone.
     """
 
     run: str
@@ -342,3 +345,4 @@ class RunStatus:
     hops: HopStatus | None = None
     pipelines: tuple[PipelineStatus, ...] = ()
     wave_checks: tuple[WaveCheck, ...] = ()
+    seeds: tuple[SeedGroup, ...] = ()

@@ -20,6 +20,7 @@ from hetctl.model.run_results import (
     RunLogs,
 )
 from hetctl.model.run_status import MOST_MEMBERS
+from hetctl.model.seed_groups import PairedSeeds
 from hetctl.reports.sections import Note, Section
 from hetctl.reports.status_table import STYLES
 from hetctl.reports.units import NONE, format_bytes, format_metric, format_seconds
@@ -117,6 +118,7 @@ def comparison_tables(compared: RunComparison) -> list[Section]:
             fold=("key", *names),
             notes=[(f"and {rest:,} more, which `--json` has", "dim")] if rest else [],
         ),
+        *([_seeds(compared.seeds)] if compared.seeds else []),
         Section(
             "\nMembers",
             headers=headers,
@@ -125,6 +127,25 @@ def comparison_tables(compared: RunComparison) -> list[Section]:
             notes=[(f"and {more:,} more members, which `--json` has", "dim")] if more > 0 else [],
         ),
     ]
+
+
+def _seeds(pairs: Sequence[PairedSeeds]) -> Section:
+    """Return a table of differences between runs, seed by seed."""
+    rows = [
+        (
+            *(one.group, one.metric, f"{one.other} less {one.run}", str(one.difference.count)),
+            f"{one.difference.mean:+.4g}",
+            NONE if one.difference.half_width is None else f"± {format_metric(one.difference.half_width)}",
+            "yes" if one.difference.excludes_zero else "not seen",
+        )
+        for one in pairs[:MOST_COMPARED]
+    ]
+    return Section(
+        "\nSeeds, each with itself",
+        headers=("member", "metric", "runs", ">seeds", ">difference", ">95 %", "differs"),
+        rows=rows,
+        fold=("member", "runs"),
+    )
 
 
 def _results(

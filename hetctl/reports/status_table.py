@@ -9,8 +9,9 @@ from rich.text import Text
 
 from hetctl.model.hops import HopForecast, HopStatus
 from hetctl.model.job import Job, JobState
-from hetctl.model.run_status import MemberStatus, RunStatus
+from hetctl.model.run_status import MOST_MEMBERS, MemberStatus, RunStatus
 from hetctl.model.searches import SearchStatus, TrialStatus
+from hetctl.model.seed_groups import SeedGroup, Spread
 from hetctl.model.training_progress import LiveMetrics, RankShare
 from hetctl.reports.pipeline_tables import pipeline_sections
 from hetctl.reports.sections import Note, Section, stacked
@@ -97,6 +98,8 @@ def status_sections(status: RunStatus, width: int | None) -> Iterator[Section]:
         yield _ranks(uneven)
     if trials := [member for member in status.members if member.config is not None]:
         yield _best_trials(trials)
+    if status.seeds:
+        yield _seeds(status.seeds)
     yield from pipeline_sections(status.pipelines, on_page=width is None)
     if status.hops:
         yield from _hops(status.hops, on_page=width is None)
@@ -225,6 +228,23 @@ def _best_trials(trials: Sequence[MemberStatus]) -> Section:
     ]
     headers = ("member", "state", ">epochs", ">best", "config")
     return Section("Best trials", headers=headers, rows=rows, fold="config", gap=0)
+
+
+def _seeds(groups: Sequence[SeedGroup]) -> Section:
+    rows = [
+        (group.group, f"{group.best.count if group.best else 0}/{len(group.members)}", *_spread(group.best))
+        for group in groups[:MOST_MEMBERS]
+    ]
+    metrics = ", ".join(dict.fromkeys(group.metric for group in groups))
+    headers = ("member", ">seeds", ">mean", ">95 %", ">deviation")
+    return Section(f"Best {metrics} over seeds", headers=headers, rows=rows, fold="member")
+
+
+def _spread(of: Spread | None) -> tuple[str, str, str]:
+    if of is None:
+        return NONE, NONE, NONE
+    half = NONE if of.half_width is None else f"± {format_metric(of.half_width)}"
+    return format_metric(of.mean), half, format_metric(of.deviation)
 
 
 def _live(alive: Sequence[tuple[str, LiveMetrics]], device: str) -> Section:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -433,3 +434,25 @@ def test_random_draws_are_the_same_on_every_machine(tmp_path: Path):
 def test_numbers_of_gpus_are_limits_or_exact(tmp_path: Path, written: str, own: str, limits):
     (member,) = read(tmp_path, f"{HEAD}{written}members:\n  - {{name: a{own}}}\n").members
     assert (member.min_gpus, member.max_gpus) == limits
+
+
+def test_a_member_with_seeds_is_several_that_differ_in_their_seed_alone(tmp_path):
+    ensemble = read(
+        tmp_path,
+        HEAD
+        + """\
+members:
+  - {name: a, seeds: 3, batch_size: 4}
+  - {name: b}
+  - grid: {name: g, seeds: 2, over: {units: [1, 2]}}
+""",
+    )
+    names = ["a", "a-seed-1", "a-seed-2", "b"]
+    names += ["g-units-1", "g-units-1-seed-1", "g-units-2", "g-units-2-seed-1"]
+    assert [member.name for member in ensemble.members] == names
+    first, *others = ensemble.members[:3]
+    assert [replace(one, name="a", seed=first.seed) for one in others] == [first, first]
+    assert len({member.seed for member in ensemble.members}) == len(names)
+    assert [member.seeds_of for member in ensemble.members] == [
+        *["a"] * 3, "", "g-units-1", "g-units-1", "g-units-2", "g-units-2",
+    ]  # fmt: skip

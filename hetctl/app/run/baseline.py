@@ -40,9 +40,10 @@ def comparison_of(
     """
     if not progress or any(not member.converged for member in progress.values()):
         return None
-    # Commands that report no epoch leave nothing to simulate.
+    # Commands that report no epoch leave nothing to simulate, nor do epochs without any rate.
     epochs = sum(len(member.epochs) for member in progress.values())
-    if not epochs or not (members := _as_trained(spec, progress, spec.gpus)):
+    known_gpus = _known_gpus(spec, progress)
+    if not epochs or not known_gpus or not (members := _as_trained(spec, progress, spec.gpus)):
         return None
     timing = JobTiming(spec.wall_s, spec.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
     scenario = Scenario(Cluster.at(spec.site, spec.gpus), timing, lockstep=spec.sharing == LOCKSTEP)
@@ -59,7 +60,7 @@ def comparison_of(
         simulated_s=rank_start_s + own.predicted_makespan_s,
         epochs=epochs,
         clusters=tuple(_on_clusters(spec, progress, rank_start_s)),
-        known_gpus=_known_gpus(spec, progress),
+        known_gpus=known_gpus,
     )
 
 
@@ -84,10 +85,10 @@ def _on_clusters(spec: RunSpec, progress: Mapping[str, Progress], rank_start_s: 
 
 
 def _known_gpus(spec: RunSpec, progress: Mapping[str, Progress]) -> int:
-    """Return the largest number of GPUs on which some member's rate was seen or profiled."""
+    """Return the largest number of GPUs on which some member's rate was seen or profiled; 0: none."""
     profiled = (gpus for profile in spec.profiles for gpus in profile.rates)
     seen = (gpus for member in progress.values() for _, gpus, _ in EpochHistory.of(member.epochs).rates)
-    return max((*profiled, *seen))
+    return max((*profiled, *seen), default=0)
 
 
 def _as_trained(spec: RunSpec, progress: Mapping[str, Progress], gpus: int) -> list[Workload]:

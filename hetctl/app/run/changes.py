@@ -124,6 +124,7 @@ MEMBER: Mapping[str, ChangeRule] = {
     "preload": _may("its next start goes by it"),
     "code": _kept("its checkpoints are those of such a network"),
     "search_objective": _kept("its search has judged it by that"),
+    "seeds_of": _may("only what is shown of its results depends on it"),
 }
 STOP: Mapping[str, ChangeRule] = {
     "metric": _kept("its epochs were judged by it"),

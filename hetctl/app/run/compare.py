@@ -10,7 +10,8 @@ from typing import Any
 from hetctl.app.project import Project
 from hetctl.app.run.run_list import runs_of
 from hetctl.app.run.select_run import named_run
-from hetctl.model.run_results import Difference, RunComparison
+from hetctl.model.run_results import Difference, MemberResult, RunComparison
+from hetctl.model.seed_groups import PairedSeeds, groups_of, paired
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_files import read_spec
 from hetctl.storage.run_results import known_results, results_of
@@ -34,6 +35,7 @@ def compare_runs(project: Project, names: Sequence[str]) -> RunComparison:
     # Decoding the specifications of large runs takes longer than all else.
     specs = [json.loads(folder.spec.read_bytes()) for folder in folders]
     results = [_results(folder) for folder in folders]
+    names = [folder.name for folder in folders]
     return RunComparison(
         runs=tuple(lines[folder.name] for folder in folders),
         differences=tuple(differences_of(specs)),
@@ -41,10 +43,29 @@ def compare_runs(project: Project, names: Sequence[str]) -> RunComparison:
             name: tuple(of_run.get(name) for of_run in results)
             for name in dict.fromkeys(name for of_run in results for name in of_run)
         },
+        seeds=tuple(_paired(specs[0], list(zip(names, results, strict=True)))),
     )
 
 
-def _results(folder: RunFolder) -> Mapping[str, Any]:
+def _paired(
+    spec: Mapping[str, Any], results: Sequence[tuple[str, Mapping[str, MemberResult]]]
+) -> Iterator[PairedSeeds]:
+    members = spec["ensemble"]["members"]
+    (_, first), *_ = results
+    for group, names in groups_of((member["name"], member.get("seeds_of", "")) for member in members).items():
+        known = [name for name in names if name in first]
+        if known:
+            metric = first[known[0]].metric
+            best = [(run, _bests(of_run, known, metric)) for run, of_run in results]
+            yield from paired(group, known, metric, best)
+
+
+def _bests(results: Mapping[str, MemberResult], names: Sequence[str], metric: str) -> dict[str, float]:
+    found = {name: results[name] for name in names if name in results}
+    return {name: one.best for name, one in found.items() if one.metric == metric and one.best is not None}
+
+
+def _results(folder: RunFolder) -> Mapping[str, MemberResult]:
     found = known_results(folder)
     if found is None:
         spec = read_spec(folder)

@@ -237,6 +237,7 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
         states=states,
         jobs=tuple(jobs),
         warnings=view.warnings,
+        seeds=view.seed_groups(),
         **view.shown(chosen, start, live_metrics, training),
     )
 

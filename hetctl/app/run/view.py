@@ -15,6 +15,7 @@ from hetctl.model.plan import Plan
 from hetctl.model.profile import MemberProfile, some_of
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.run_status import BatchChange, MemberRate, MemberStatus, RoundSpan, TaskSpan
+from hetctl.model.seed_groups import SeedGroup, groups_of, spread_of
 from hetctl.model.training_progress import EpochHistory, LiveMetrics, Progress
 from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.perf.rate_prediction import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
@@ -96,6 +97,19 @@ class RunView:
             "rounds": tuple(self._round(index, start, going_on) for index in self._begun),
             "history": {name: self.state.progress[name].epochs for name in states},
         }
+
+    def seed_groups(self) -> tuple[SeedGroup, ...]:
+        """Return the results of the members that differ in their seed alone."""
+        groups = groups_of((member.name, member.seeds_of) for member in self._members.values())
+        return tuple(self._seed_group(group, names) for group, names in groups.items())
+
+    def _seed_group(self, group: str, names: Sequence[str]) -> SeedGroup:
+        rule = self._members[names[0]].objective
+        best = (
+            EpochHistory.of(self.state.progress[name].epochs).best(rule.metric, rule.mode) for name in names
+        )
+        known = spread_of([value for value in best if value is not None])
+        return SeedGroup(group, tuple(names), rule.metric, known)
 
     @property
     def warnings(self) -> tuple[str, ...]:

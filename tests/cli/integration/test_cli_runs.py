@@ -102,6 +102,24 @@ def test_logs_lists_what_there_is(project):
         assert project.here(*wrong).code == 2
 
 
+def test_seeds_are_shown_together_and_compared_in_pairs(tmp_path):
+    text = ENSEMBLE.replace("{name: a, max_gpus: 1, ", "{name: a, seeds: 3, max_gpus: 1, ")
+    made = pretending_project(tmp_path, text)
+    status = made.here("submit", "--wait", "--json").json
+    assert list(status["states"]) == ["a", "a-seed-1", "a-seed-2", "b"]
+    (group,) = status["seeds"]
+    assert (group["group"], group["members"]) == ("a", ["a", "a-seed-1", "a-seed-2"])
+    assert (group["best"]["count"], group["best"]["mean"]) == (3, pytest.approx(0.02))
+    assert "Best val_accuracy over seeds" in made.here("status").stdout
+    (made.path / "ensemble.yaml").write_text(text.replace("epochs: 2}", "epochs: 1}"))
+    assert made.here("submit", "--new", "--wait").code == 0
+    compared = made.here("compare", "duo-001", "duo-002", "--json").json
+    (pair,) = compared["seeds"]
+    assert (pair["run"], pair["other"], pair["difference"]["count"]) == ("duo-001", "duo-002", 3)
+    assert pair["difference"]["mean"] == pytest.approx(-0.01)
+    assert "-0.01" in made.here("compare", "duo-001", "duo-002").stdout
+
+
 def test_runs_are_compared(project):
     compared = project.here("compare", "duo-001", "duo-002", "--json").json
     keys = {one["key"]: (one["members"], one["values"]) for one in compared["differences"]}
