@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -80,18 +80,20 @@ def module_of(path: str) -> str:
     return ".".join(("hetctl", *Path(path).with_suffix("").parts))
 
 
-def imported_at_once(path: Path) -> Iterator[str]:
-    """Yield the modules that a module imports outside of functions, also those for its types alone."""
+@cache
+def imported_at_once(path: Path) -> frozenset[str]:
+    """Return the modules that a module imports outside of functions, also those for its types alone."""
+    found: set[str] = set()
     nodes: list[ast.AST] = [ast.parse(path.read_text())]
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif not isinstance(node, ast.FunctionDef):
             nodes.extend(ast.iter_child_nodes(node))
+    return frozenset(found)
 
 
 @pytest.mark.parametrize("method", ROOMS)
@@ -117,7 +119,7 @@ def test_plans_in_several_modes_alone_compare_methods() -> None:
     importing = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.glob("**/*.py")
-        if modules & set(imported_at_once(path))
+        if modules & imported_at_once(path)
     }
     assert importing <= set(COMPARING)
 
