@@ -129,7 +129,7 @@ def test_a_killed_and_stopped_example_goes_on(tmp_path, name):
     example, project = EXAMPLES[name], project_of(tmp_path, name, KILLED_AT="2", HELD_AT="3")
     ranks = example.gpus
     hold(project, "--gpus", str(ranks), "--planner", "static")
-    then = project.hetctl("submit", "--gpus", "1", "--planner", "static", "--wait", "--json")
+    then = project.here("submit", "--gpus", "1", "--planner", "static", "--wait", "--json")
     assert then.code == 0, then
     assert project.epochs(run_of(project)) == {example.member: [1, 2, 3, 4, 5]}
     # The report of epoch 2 was lost, and is repeated; that of epoch 3 was not, and is repeated as well.
@@ -145,7 +145,7 @@ def test_a_killed_and_stopped_example_goes_on(tmp_path, name):
 def test_a_killed_example_goes_on_in_the_next_job(tmp_path):
     project = project_of(tmp_path, "ddp", KILLED_AT="2", HELD_AT="3")
     import_rates(project)
-    done = project.hetctl("submit", "--gpus", "1", "--time", limit(22), "--wait", "--json")
+    done = project.here("submit", "--gpus", "1", "--time", limit(22), "--wait", "--json")
     assert (done.code, len(done.json["jobs"]) > 1) == (0, True), done
     assert project.epochs(run_of(project)) == {EXAMPLES["ddp"].member: [1, 2, 3, 4, 5]}
     events = events_in(project.home.run(run_of(project)))
@@ -159,7 +159,7 @@ def test_a_killed_example_goes_on_in_the_next_job(tmp_path):
 def test_an_example_goes_on_with_other_ranks(tmp_path):
     project = project_of(tmp_path, "ddp", HELD_AT="2")
     hold(project, "--gpus", "2", "--planner", "static")
-    then = project.hetctl("submit", "--gpus", "1", "--planner", "static", "--wait", "--json")
+    then = project.here("submit", "--gpus", "1", "--planner", "static", "--wait", "--json")
     assert then.code == 0, then
     assert reports_of(project, EXAMPLES["ddp"].member) == [(1, 2), (2, 2), (2, 1), (3, 1), (4, 1), (5, 1)]
     # Both ranks have left the epoch after the same step.
@@ -173,7 +173,7 @@ def test_a_wrong_key_of_an_example_is_the_cause(tmp_path):
     file = project.path / "ensemble.yaml"
     file.write_text(file.read_text().replace("- model.units=", "- model.unit="))
     import_rates(project)
-    done = project.hetctl("submit", "--gpus", "1", "--retries", "0", "--wait", "--json")
+    done = project.here("submit", "--gpus", "1", "--retries", "0", "--wait", "--json")
     assert done.code == 5
     assert "full_key: model.unit" in done.json["members"][0]["reason"]
 

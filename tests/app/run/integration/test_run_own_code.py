@@ -42,14 +42,14 @@ def project(tmp_path, monkeypatch):
 
 
 def test_members_of_two_frameworks_and_three_data_sets_train(project):
-    measured = project.hetctl("profile", "--all", "--gpus", "2", "--json")
+    measured = project.here("profile", "--all", "--gpus", "2", "--json")
     assert measured.code == 0, measured
     points = {(point["member"], point["gpus"]): point for point in measured.json["points"]}
     assert set(points) == {("a", 1), ("a", 2), ("k", 1), ("k", 2), ("b", 1), ("r", 1)}
     assert measured.json["stale"] == []
     refused = project.here("submit", "--gpus", "2", "--sharing", "lockstep")
     assert (refused.code, "use --sharing cached" in refused.stderr) == (2, True)
-    done = project.hetctl("submit", "--gpus", "2", "--wait", "--json")
+    done = project.here("submit", "--gpus", "2", "--wait", "--json")
     assert done.code == 0, done
     assert {member["state"] for member in done.json["members"]} == {"converged"}
     events = events_in(project.home.run("mixed-001"))

@@ -46,7 +46,7 @@ def with_rates(project):
 
 
 def submitted(project, *options: str):
-    return project.hetctl("submit", "--gpus", "2", "--wait", "--json", *options)
+    return project.here("submit", "--gpus", "2", "--wait", "--json", *options)
 
 
 def told(project, kind: str) -> list[dict]:

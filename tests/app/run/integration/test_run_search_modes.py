@@ -98,7 +98,7 @@ def test_a_search_by_hops_goes_on_after_kills(project, kills):
     options = ("submit", "--gpus", "2", "--mode", "hopper")
     (project.path / "hops.jsonl").write_text("")
     assert "--replay does not go with search" in project.here(*options, "--replay", "hops.jsonl").stderr
-    assert project.hetctl(*options).code == 0
+    assert project.here(*options).code == 0
     for reports in kills:
         wait_for(lambda: len(told(project, "trial_report")) >= reports)  # noqa: B023
         kill_all(str(project.path))
@@ -187,10 +187,10 @@ def piped(request, tmp_path):
 def test_a_mutant_that_is_a_pipeline_goes_on_from_its_parent(piped):
     options = ("--gpus", "2", "--mode", "pipeline", "--in-flight", "1")
     for command in ("plan", "submit"):
-        assert piped.hetctl(command, *options).code == 0
+        assert piped.here(command, *options).code == 0
     wait_for(lambda: len(told(piped, "trial_report")) >= 2)
     kill_all(str(piped.path))
-    assert piped.hetctl("submit", "--wait").code == 0
+    assert piped.here("submit", "--wait").code == 0
     assert_a_mutant_goes_on_from_its_parent(piped)
     status = piped.here("status", "--json").json
     assert [one["member"] for one in status["pipelines"]] == ["trial-000", "trial-001", "trial-002"]
@@ -230,9 +230,9 @@ def divided(tmp_path):
 
 
 def test_a_divided_mutant_goes_on_from_the_parts_of_its_parent(divided):
-    assert divided.hetctl("submit", "--gpus", "2").code == 0
+    assert divided.here("submit", "--gpus", "2").code == 0
     wait_for(lambda: len(told(divided, "trial_report")) >= 2)
     kill_all(str(divided.path))
-    assert divided.hetctl("submit", "--wait").code == 0
+    assert divided.here("submit", "--wait").code == 0
     name = assert_a_mutant_goes_on_from_its_parent(divided)
     assert list((divided.home.checkpoints / RUN / name).glob("epoch-00004-*.shards"))

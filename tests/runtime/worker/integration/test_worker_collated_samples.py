@@ -100,7 +100,7 @@ def seen_by(folder, gpus):
 @pytest.mark.parametrize(("gpus", "kind"), [(1, "huggingface"), (2, "map-style"), (2, "webdataset")])
 def test_a_killed_member_goes_on_to_the_sample(tmp_path, gpus, kind):
     project = project_of(tmp_path, gpus, kind)
-    done = project.hetctl("submit", "--gpus", str(gpus), "--wait", "--json")
+    done = project.here("submit", "--gpus", str(gpus), "--wait", "--json")
     assert done.code == 0, (done, project.home.run(RUN).log_of("a").read_text())
     assert (tmp_path / "killed").exists()
     starts = [event.data for event in events_in(project.home.run(RUN)) if event.kind == "started"]
