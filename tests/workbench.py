@@ -53,6 +53,17 @@ RATES = "member,gpus,rate,samples\na,1,100,400\nb,1,100,400\nc,1,100,400\n"
 MODULE = "def input_fn(path): ...\ndef model_fn(config): ...\n"
 
 
+def pretending(name: str = "trio", most_epochs: int = 60, **configs: str) -> str:
+    """Return an ensemble of members on a GPU each, whose ranks pretend what their configurations say."""
+    return (
+        f"name: {name}\nframework: tensorflow\n"
+        "functions: {input_fn: nets:input_fn, model_fn: nets:model_fn}\n"
+        f"stop: {{metric: val_accuracy, mode: max, patience: 50, max_epochs: {most_epochs}}}\n"
+        "members:\n"
+        + "".join(f"  - {{name: {one}, max_gpus: 1, config: {config}}}\n" for one, config in configs.items())
+    )
+
+
 def greedy_slurm(folder: Path) -> str:
     """Write the commands of a Slurm that takes every job and knows of none; return a path with them."""
     folder.mkdir()

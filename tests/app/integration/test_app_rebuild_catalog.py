@@ -6,7 +6,7 @@ import shutil
 import sqlite3
 
 import pytest
-from workbench import alive, kill_all, new_project, pretending_project, wait_for
+from workbench import alive, kill_all, new_project, pretending, pretending_project, wait_for
 
 from hetctl.app.project import Waits
 from hetctl.catalog.catalog import Catalog
@@ -22,23 +22,13 @@ from hetctl.storage.profile_request import (
     write_measurements,
 )
 
-HELD = "{{epochs: 3, held_after: 2, until: {folder}/released}}"
-ENSEMBLE = f"""\
-name: trio
-framework: tensorflow
-functions: {{{{input_fn: nets:input_fn, model_fn: nets:model_fn}}}}
-stop: {{{{metric: val_accuracy, mode: max, patience: 50, max_epochs: 60}}}}
-members:
-  - {{{{name: a, max_gpus: 1, config: {HELD}}}}}
-  - {{{{name: b, max_gpus: 1, config: {HELD}}}}}
-  - {{{{name: c, max_gpus: 1, config: {HELD}}}}}
-"""
-
 
 @pytest.fixture
 def project(tmp_path):
     """A project with a run: one job trains, and a second one waits behind it."""
-    made = pretending_project(tmp_path, ENSEMBLE.format(folder=tmp_path), waits=Waits(settle_s=0.2))
+    held = f"{{epochs: 3, held_after: 2, until: {tmp_path}/released}}"
+    ensemble = pretending(**dict.fromkeys("abc", held))
+    made = pretending_project(tmp_path, ensemble, waits=Waits(settle_s=0.2))
     assert made.here("profile", "import", "rates.csv").code == 0
     assert made.here("submit", "--chain").code == 0
     # The job's script enters the second job before it submits it.

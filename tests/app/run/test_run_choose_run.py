@@ -5,19 +5,11 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from workbench import pretending_project
+from workbench import pretending, pretending_project
 
 from hetctl.storage.paths import member_folder
 
-ENSEMBLE = """\
-name: duo
-framework: tensorflow
-functions: {input_fn: nets:input_fn, model_fn: nets:model_fn}
-stop: {metric: val_accuracy, mode: max, patience: 50, max_epochs: 2}
-members:
-  - {name: a, max_gpus: 1, config: {to_the_limit: true}}
-  - {name: b, max_gpus: 1, config: {to_the_limit: true}}
-"""
+ENSEMBLE = pretending("duo", 2, a="{to_the_limit: true}", b="{to_the_limit: true}")
 C = "  - {name: c, max_gpus: 1, config: {to_the_limit: true}}\n"
 LONGER = ENSEMBLE.replace("max_epochs: 2", "max_epochs: 3")
 

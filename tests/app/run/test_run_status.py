@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import click
 import pytest
-from workbench import TIMEOUT_S, Kept, alive, pretending_project, wait_for
+from workbench import TIMEOUT_S, Kept, alive, pretending, pretending_project, wait_for
 
 from hetctl.app.project import Project, Waits
 from hetctl.app.run import status as looking
@@ -22,15 +22,7 @@ from hetctl.model.events import Event
 from hetctl.model.job import Job, JobState
 from hetctl.storage.progress_fold import events_in
 
-ENSEMBLE = """\
-name: trio
-framework: tensorflow
-functions: {input_fn: nets:input_fn, model_fn: nets:model_fn}
-stop: {metric: val_accuracy, mode: max, patience: 50, max_epochs: 60}
-members:
-  - {name: a, max_gpus: 1, config: {epochs: 2}}
-  - {name: b, max_gpus: 1, config: {epochs: 2}}
-"""
+ENSEMBLE = pretending(a="{epochs: 2}", b="{epochs: 2}")
 RUN = "trio-001"
 QUICK = Waits(settle_s=0.1, run_poll_s=0.05)
 LOOKS = [["status"], ["status", "--json"], ["report", "-o", "/dev/null"], ["profile", "show"]]

@@ -11,21 +11,13 @@ import sys
 import time
 
 import pytest
-from workbench import pretending_project, wait_for
+from workbench import pretending, pretending_project, wait_for
 
 from hetctl.cli.main import cli
 from hetctl.storage.removal import remove_files
 
-ENSEMBLE = """\
-name: duo
-framework: tensorflow
-functions: {input_fn: nets:input_fn, model_fn: nets:model_fn}
-stop: {metric: val_accuracy, mode: max, patience: 50, max_epochs: 2}
-members:
-  - {name: a, max_gpus: 1, config: {epochs: 2}}
-  - {name: b, max_gpus: 1, config: {epochs: 2}}
-"""
-FAILING = ENSEMBLE.replace("a, max_gpus: 1, config: {epochs: 2}", "a, max_gpus: 1, config: {fail: true}")
+ENSEMBLE = pretending("duo", 2, a="{epochs: 2}", b="{epochs: 2}")
+FAILING = pretending("duo", 2, a="{fail: true}", b="{epochs: 2}")
 RATES = "member,gpus,rate,samples\na,1,100,400\nb,1,100,400\n"
 
 

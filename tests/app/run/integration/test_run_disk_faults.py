@@ -8,17 +8,9 @@ import time
 import pytest
 from disk_faults import Faults
 from driven_job import Job
-from workbench import alive, new_project, pretending_project, wait_for
+from workbench import alive, new_project, pretending, pretending_project, wait_for
 
 OUTAGE_S = 8.0
-ENSEMBLE = """\
-name: trio
-framework: tensorflow
-functions: {{input_fn: nets:input_fn, model_fn: nets:model_fn}}
-stop: {{metric: val_accuracy, mode: max, patience: 50, max_epochs: 60}}
-members:
-  - {{name: a, max_gpus: 1, config: {{epochs: 2, held_after: 1, until: {gate}}}}}
-"""
 
 
 @pytest.fixture
@@ -68,7 +60,8 @@ def test_an_outage_during_a_command_is_no_wrong_input(tmp_path, faults):
 
 def test_an_outage_does_not_break_the_chain_of_jobs(tmp_path, faults):
     """Of the catalog, then of the driver's events, while the job's script advances the run."""
-    project = pretending_project(tmp_path, ENSEMBLE.format(gate=tmp_path / "gate"))
+    config = f"{{epochs: 2, held_after: 1, until: {tmp_path}/gate}}"
+    project = pretending_project(tmp_path, pretending(a=config))
     (project.path / "rates.csv").write_text("member,gpus,rate,samples\na,1,100,400\n")
     assert project.here("profile", "import", "rates.csv").code == 0
     assert project.hetctl("submit", **faults.environment).code == 0

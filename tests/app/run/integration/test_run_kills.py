@@ -9,22 +9,13 @@ import signal
 
 import pytest
 from kills import killed, lines_of, spread
-from workbench import alive, pretending_project, wait_for
+from workbench import alive, pretending, pretending_project, wait_for
 
 from hetctl.app.project import Waits
 from hetctl.catalog.catalog import Catalog
 
 KILLS = 12
-LONG = """\
-name: trio
-framework: tensorflow
-functions: {input_fn: nets:input_fn, model_fn: nets:model_fn}
-stop: {metric: val_accuracy, mode: max, patience: 50, max_epochs: 60}
-members:
-  - {name: a, max_gpus: 1, config: {epochs: 500}}
-  - {name: b, max_gpus: 1, config: {epochs: 500}}
-  - {name: c, max_gpus: 1, config: {epochs: 500}}
-"""
+LONG = pretending(**dict.fromkeys("abc", "{epochs: 500}"))
 
 
 @pytest.fixture

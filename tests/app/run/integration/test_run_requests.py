@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from workbench import alive, pretending_project, wait_for
+from workbench import alive, pretending, pretending_project, wait_for
 
-ENSEMBLE = """\
-name: trio
-framework: tensorflow
-functions: {{input_fn: nets:input_fn, model_fn: nets:model_fn}}
-stop: {{metric: val_accuracy, mode: max, patience: 500, max_epochs: 500}}
-members:
-  - {{name: a, max_gpus: 1, config: {a}}}
-  - {{name: b, max_gpus: 1, config: {b}}}
-  - {{name: c, max_gpus: 1, config: {c}}}
-"""
 ENDLESS = "{epochs: 400}"
 
 
@@ -24,7 +14,7 @@ def begin(tmp_path):
     projects = []
 
     def start(a: str = ENDLESS, b: str = ENDLESS, c: str = ENDLESS, *options: str):
-        project = pretending_project(tmp_path, ENSEMBLE.format(a=a, b=b, c=c))
+        project = pretending_project(tmp_path, pretending(most_epochs=500, a=a, b=b, c=c))
         projects.append(project)
         assert project.here("profile", "import", "rates.csv").code == 0
         assert project.here("submit", "--gpus", "2", *options).code == 0

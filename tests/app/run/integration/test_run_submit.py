@@ -11,18 +11,8 @@ from itertools import pairwise
 import pytest
 from machine_speed import scaled
 from trainless import DRIVER
-from workbench import TIMEOUT_S, alive, pretending_project, wait_for
+from workbench import TIMEOUT_S, alive, pretending, pretending_project, wait_for
 
-ENSEMBLE = """\
-name: trio
-framework: tensorflow
-functions: {{input_fn: nets:input_fn, model_fn: nets:model_fn}}
-stop: {{metric: val_accuracy, mode: max, patience: 50, max_epochs: 60}}
-members:
-  - {{name: a, max_gpus: 1, config: {a}}}
-  - {{name: b, max_gpus: 1, config: {b}}}
-  - {{name: c, max_gpus: 1, config: {c}}}
-"""
 LONG_S = 240
 """Limit of the wait for a run of several jobs, in seconds: a loaded machine takes many times as long."""
 
@@ -33,7 +23,7 @@ def start(tmp_path):
     projects = []
 
     def make(a: str = "{epochs: 2}", b: str = "{epochs: 2}", c: str = "{epochs: 2}"):
-        project = pretending_project(tmp_path, ENSEMBLE.format(a=a, b=b, c=c))
+        project = pretending_project(tmp_path, pretending(a=a, b=b, c=c))
         assert project.here("profile", "import", "rates.csv").code == 0
         projects.append(project)
         return project
