@@ -139,9 +139,12 @@ def explain_command(names: tuple[str, ...]) -> None:
     show(found, lambda: explanation_section(found))
 
 
+yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
 @click.command("rm")
 @click.argument("runs", metavar="RUN..", nargs=-1, required=True, shell_complete=complete_runs)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 def rm_command(runs: tuple[str, ...], yes: bool) -> None:
     """Remove runs with their logs and checkpoints, after showing their sizes; what was profiled stays.
@@ -149,18 +152,55 @@ def rm_command(runs: tuple[str, ...], yes: bool) -> None:
     \b
     Example: hetctl rm digits-001 digits-002
     """
-    from hetctl.app.run.remove_run import removals, remove_runs
-    from hetctl.reports.run_tables import removals_table
+    from hetctl.app.run.remove_run import remove_runs
     from hetctl.reports.units import format_bytes
 
-    project = this_project()
-    if not yes and (as_json() or not sys.stdin.isatty()):
-        raise click.UsageError("nobody can be asked here: --yes removes without a question")
-    if not yes:
-        console().print(removals_table(removals(project, runs)))
-        if not click.confirm("remove this for good?"):
-            click.echo("nothing was removed")
-            return
-    removed = remove_runs(project, runs)
+    if not _agreed(runs, yes, "remove this for good?"):
+        return
+    removed = remove_runs(this_project(), runs)
     freed = format_bytes(sum(one.folder_bytes + one.checkpoint_bytes for one in removed))
     show({"removed": removed}, lambda: f"removed {', '.join(one.run for one in removed)}: {freed}")
+
+
+@click.command("prune")
+@click.argument("runs", metavar="RUN..", nargs=-1, required=True, shell_complete=complete_runs)
+@click.option("--keep-best", is_flag=True, required=True, help="Keep the checkpoint of each best epoch.")
+@yes_option
+@json_option
+def prune_command(runs: tuple[str, ...], keep_best: bool, yes: bool) -> None:
+    """Delete checkpoints of runs that have ended, after showing their sizes; logs and results stay.
+
+    \b
+    Example: hetctl prune digits-001 --keep-best
+
+    A member that trains more epochs later goes on from its best one. What a command has written stays.
+    """
+    from hetctl.app.run.remove_run import prune_runs
+    from hetctl.reports.units import format_bytes
+
+    if not keep_best:
+        raise click.UsageError("say what stays: --keep-best")
+    if not _agreed(runs, yes, "delete all checkpoints but those of best epochs?"):
+        return
+    pruned = prune_runs(this_project(), runs)
+    lines = [
+        f"{one.run}: {format_bytes(one.freed_bytes)} freed, best epochs of {len(one.members)} members kept"
+        for one in pruned
+    ]
+    show({"pruned": pruned}, lambda: lines)
+
+
+def _agreed(runs: tuple[str, ...], yes: bool, question: str) -> bool:
+    """Show the sizes of runs and ask; return false if the answer is no."""
+    from hetctl.app.run.remove_run import removals
+    from hetctl.reports.run_tables import removals_table
+
+    if yes:
+        return True
+    if as_json() or not sys.stdin.isatty():
+        raise click.UsageError("nobody can be asked here: --yes removes without a question")
+    console().print(removals_table(removals(this_project(), runs)))
+    agreed = click.confirm(question)
+    if not agreed:
+        click.echo("nothing was removed")
+    return agreed

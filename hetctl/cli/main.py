@@ -44,6 +44,7 @@ COMMANDS = {
     "resume": ("cmd_run", "Train paused or cancelled members again."),
     "retry": ("cmd_run", "Train failed members again."),
     "rm": ("cmd_runs", "Remove runs with their logs and checkpoints."),
+    "prune": ("cmd_runs", "Delete checkpoints but those of best epochs."),
     "catalog": ("cmd_project", "Make the catalog anew from the files of runs and profiles."),
     "report": ("cmd_run", "Write an HTML page about a run: Gantt chart and learning curves."),
     "export": ("cmd_export", "Write the weights of a member for use without hetctl, with a model card."),

@@ -148,6 +148,23 @@ class Removal:
 
 
 @dataclass(frozen=True)
+class Pruned:
+    """Run of which the checkpoints of best epochs alone are left.
+
+    Parameters
+    ----------
+    members : tuple of str
+        Members with such a checkpoint; of all others none was deleted.
+    freed_bytes : int
+        Size of what was deleted.
+    """
+
+    run: str
+    members: tuple[str, ...]
+    freed_bytes: int
+
+
+@dataclass(frozen=True)
 class Difference:
     """Key that differs between runs.
 

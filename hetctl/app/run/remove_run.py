@@ -12,8 +12,10 @@ from hetctl.app.run.select_run import is_name, record_of
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.errors import LockedError
 from hetctl.model.job import UNDER_WAY, RunReason, check_run_removal
-from hetctl.model.run_results import Removal
+from hetctl.model.run import RunSpec
+from hetctl.model.run_results import Pruned, Removal
 from hetctl.storage.removal import remove_files, use_up_name
+from hetctl.storage.run_files import checkpoint_folder
 
 
 def removals(project: Project, names: Sequence[str]) -> list[Removal]:
@@ -47,6 +49,31 @@ def remove_runs(project: Project, names: Sequence[str]) -> list[Removal]:
             # After the catalog: no command finds a run there whose files are gone.
             remove_files(project.home, one.run)
     return found
+
+
+def prune_runs(project: Project, names: Sequence[str]) -> list[Pruned]:
+    """Delete the checkpoints of runs but those of their members' best epochs; errors as of `remove_runs`.
+
+    A member that gets more epochs later goes on from its best one. What commands write stays.
+    """
+    with project.writing() as catalog:
+        found = [_removal(project, catalog, name) for name in dict.fromkeys(names)]
+        for one in found:
+            _refuse_alive(project, catalog, one.run)
+        return [_prune(project, record_of(catalog, one.run).spec, one.checkpoint_bytes) for one in found]
+
+
+def _prune(project: Project, spec: RunSpec, before: int) -> Pruned:
+    # Imported here: it needs NumPy, and most commands delete nothing.
+    from hetctl.runtime.worker.checkpoint import CheckpointFolder
+
+    trained = [member for member in spec.ensemble.members if not member.command]
+    kept = [
+        member.name
+        for member in trained
+        if CheckpointFolder(checkpoint_folder(spec, member.name), member=member).keep_best_alone()
+    ]
+    return Pruned(spec.run, tuple(kept), before - _bytes_in(project.home.checkpoints / spec.run))
 
 
 def _removal(project: Project, catalog: Catalog, run: str) -> Removal:

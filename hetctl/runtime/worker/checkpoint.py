@@ -546,6 +546,24 @@ class CheckpointFolder:
         else:
             path.unlink(missing_ok=True)
 
+    def keep_best_alone(self) -> bool:
+        """Delete all checkpoints but that of the best epoch; return false, and delete none, if there is none.
+
+        Do not call it while the member may train.
+        """
+        self.look_for_best(self.newest_state())
+        if self.best == NO_BEST:
+            return False
+        kept = Path(self.best.path).name.partition(".")[0]
+        # Manifests first, as in `_drop_old`.
+        for path in self._manifests():
+            if path.stem != kept:
+                path.unlink(missing_ok=True)
+        for entry in self._entries("epoch-*"):
+            if entry.partition(".")[0] != kept:
+                self._remove(entry)
+        return True
+
     def drop_unfinished(self) -> None:
         """Delete what killed processes have left of checkpoints older than the newest ones.
 

@@ -190,6 +190,22 @@ def test_pytorch_loads_the_weights_and_gets_the_same_metrics(tmp_path):
     for part in ("nets:model_fn", '"units": 24', f"**{best['plain']}**", "torch 2", "digest of the code"):
         assert part in card
     refused(project, best["parts"])
+    pruned(project, found["run"], best, before=found["metrics"])
+
+
+def pruned(project, run, best, before):
+    """Check that only best epochs stay, whose weights are still exported."""
+    assert project.here("prune", run, "--yes").code == 2
+    done = project.here("prune", run, "--keep-best", "--yes", "--json").json
+    (told,) = done["pruned"]
+    assert (told["run"], told["members"]) == (run, list(best))
+    assert told["freed_bytes"] > 0
+    for member, epoch in best.items():
+        folder = project.path / ".hetctl/checkpoints" / run / member
+        assert {path.name[:11] for path in folder.glob("epoch-*")} == {f"epoch-{epoch:05d}"}
+    assert exported(project, "parts", "-o", "after.pt")["metrics"] == before
+    again = project.here("prune", run, "--keep-best", "--yes", "--json").json
+    assert again["pruned"][0]["freed_bytes"] == 0
 
 
 def refused(project, kept):

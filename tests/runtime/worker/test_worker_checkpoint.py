@@ -70,6 +70,30 @@ def of_epochs(folder):
     return [int(path.name[6:11]) for path in sorted(folder.path.glob("epoch-*-000000000000.json"))]
 
 
+def test_the_best_epoch_alone_is_kept_and_trained_on_from(tmp_path):
+    member = Member("m", stop=StopRule("val_loss", "min"))
+    folder = CheckpointFolder(tmp_path / "m", member=member)
+    losses = [0.3, 0.1, 0.2, 0.4]
+    for number in range(1, 5):
+        folder.save(arrays(number), judged(*losses[:number]))
+    assert of_epochs(folder) == [2, 3, 4]
+    again = CheckpointFolder(tmp_path / "m", member=member)
+    assert again.keep_best_alone()
+    assert sorted(path.name for path in folder.path.iterdir()) == [
+        f"epoch-00002-000000000000.{ending}" for ending in ("json", "npz")
+    ]
+    loaded = folder.load()
+    assert loaded.state == judged(0.3, 0.1)
+    assert loaded.arrays["optimizer/0000"] == 2
+
+
+def test_without_a_best_epoch_nothing_is_deleted(tmp_path):
+    folder = CheckpointFolder(tmp_path / "m", member=Member("m", keep=KeepSettings(best=0)))
+    folder.save(arrays(1), judged(0.3))
+    assert not folder.keep_best_alone()
+    assert of_epochs(folder) == [1]
+
+
 @given(
     losses=st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.4]), min_size=1, max_size=8),
     keep=st.builds(KeepSettings, best=st.integers(0, 3), last=st.integers(1, 4)),
