@@ -10,7 +10,6 @@ import click
 from hetctl.cli.completions import complete_members, complete_runs
 from hetctl.cli.options import this_project
 from hetctl.cli.output import as_json, console, json_option, show
-from hetctl.model.errors import BadInputError
 
 
 @click.command("runs")
@@ -56,9 +55,10 @@ def logs_command(
     Example: hetctl logs digits-001 cnn -f
     """
     from hetctl.app.run.logs import appended, job_log, length_of, logs_of, member_log, text_of
+    from hetctl.app.run.select_run import run_and_member
 
     project = this_project()
-    run, member = _run_and_member(names)
+    run, member = run_and_member(project, names)
     if sum((follow, index is not None, as_json())) > 1 and follow:
         raise click.UsageError("-f goes with neither --round nor --json")
     if member is None and job is None:
@@ -85,21 +85,6 @@ def logs_command(
         click.echo(text, nl=False)
     for text in appended(project, part, end) if follow else ():
         click.echo(text, nl=False)
-
-
-def _run_and_member(names: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """Return the run and the member; a single name is that of a run if there is one."""
-    from hetctl.app.run.select_run import is_name
-
-    for name in names:
-        if not is_name(name):
-            raise BadInputError(f"{name!r} is the name of no run and of no member", "give names, not paths")
-    if len(names) > 2:
-        raise click.UsageError("at most RUN and MEMBER")
-    if len(names) == 1 and not this_project().home.run(names[0]).spec.exists():
-        return None, names[0]
-    run, member = (*names, None, None)[:2]
-    return run, member
 
 
 @click.command("compare")
@@ -130,9 +115,10 @@ def explain_command(names: tuple[str, ...]) -> None:
     Example: hetctl explain digits-001 cnn
     """
     from hetctl.app.run.explain import explain_member
+    from hetctl.app.run.select_run import run_and_member
     from hetctl.reports.run_tables import explanation_section
 
-    run, member = _run_and_member(names)
+    run, member = run_and_member(this_project(), names)
     if member is None:
         raise click.UsageError("name a MEMBER")
     found = explain_member(this_project(), run, member)

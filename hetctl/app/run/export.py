@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.app.project import Project
-from hetctl.app.run.select_run import record_of, require_folder
+from hetctl.app.run.select_run import record_of, require_folder, split_names
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import Event
@@ -86,15 +86,15 @@ def export(
 def _source(project: Project, names: Sequence[str]) -> _Source:
     with project.reading() as catalog:
         runs = catalog.run_names()
-        run = names[0] if names and (len(names) > 1 or names[0] in runs) else None
+        run, named = split_names(runs, names, most=1)
         record = record_of(catalog, run)
         require_folder(project, record, catalog.jobs(record.spec.run))
     spec, folder = record.spec, project.home.run(record.spec.run)
     state = state_in(folder, spec)
     members = _members(spec.ensemble, {name: e.record.config for name, e in state.facts.trials.items()})
-    wanted = names[1] if len(names) > 1 else names[0] if names and run is None else None
+    wanted = next(iter(named), None)
     if wanted is not None and wanted not in members:
-        of_runs = f"; runs: {', '.join(runs)}" if len(names) == 1 else ""
+        of_runs = f"; runs: {', '.join(runs)}" if run is None else ""
         raise BadInputError(
             f"run {spec.run} has no member {wanted!r}, but {', '.join(members)}{of_runs}", "name one of these"
         )

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetctl.app.project import Project
-from hetctl.app.run.select_run import record_of, require_folder
-from hetctl.catalog.catalog import Catalog
+from hetctl.app.run.select_run import record_of, require_folder, split_names
 from hetctl.catalog.stored_runs import RunRecord
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import REQUESTS, Request
@@ -57,12 +56,19 @@ def request(project: Project, names: Sequence[str], want: Request) -> RequestOut
         If the run has no such member, or one whose state does not permit it; nothing is then recorded.
     """
     with project.writing() as catalog:
-        record, members = split_names(catalog, names)
+        run, members = split_names(catalog.run_names(), names)
+        record = record_of(catalog, run)
         spec, folder = record.spec, project.home.run(record.spec.run)
         if not members:
             raise BadInputError(
                 f"no member of run {spec.run} is named",
                 f"name some, as in `hetctl {want.value} {spec.run} {spec.ensemble.members[0].name}`",
+            )
+        known = [member.name for member in spec.ensemble.members]
+        if unknown := [name for name in members if name not in known]:
+            raise BadInputError(
+                f"run {spec.run} has no member {some_of(unknown, MOST_NAMED)}",
+                f"its members are {some_of(known, MOST_NAMED)}; a run has to be named before its members",
             )
         require_folder(project, record, catalog.jobs(spec.run))
         if HOPPER in spec.phases:
@@ -83,33 +89,11 @@ def request(project: Project, names: Sequence[str], want: Request) -> RequestOut
 
 def names_a_run(project: Project, names: Sequence[str]) -> bool:
     """Return true if the names are at most one, which is no member of the newest run."""
-    if len(names) != 1:
-        return not names
     with project.reading() as catalog:
-        if names[0] in catalog.run_names():
-            return True
-        newest = record_of(catalog, None).spec.ensemble.members
-    return names[0] not in {member.name for member in newest}
-
-
-def split_names(catalog: Catalog, names: Sequence[str]) -> tuple[RunRecord, tuple[str, ...]]:
-    """Return the run that the first name is, else the newest run, and the other names, its members.
-
-    Raises
-    ------
-    BadInputError
-        If there is no such run, or it has no such member.
-    """
-    is_run = bool(names) and names[0] in catalog.run_names()
-    record = record_of(catalog, names[0] if is_run else None)
-    members = tuple(dict.fromkeys(names[is_run:]))
-    known = [member.name for member in record.spec.ensemble.members]
-    if unknown := [name for name in members if name not in known]:
-        raise BadInputError(
-            f"run {record.spec.run} has no member {some_of(unknown, MOST_NAMED)}",
-            f"its members are {some_of(known, MOST_NAMED)}; a run has to be named before its members",
-        )
-    return record, members
+        _, members = split_names(catalog.run_names(), names)
+        if len(names) > 1 or not members:
+            return not members
+        return members[0] not in {member.name for member in record_of(catalog, None).spec.ensemble.members}
 
 
 def _state_word(progress: Progress) -> str:

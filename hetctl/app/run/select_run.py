@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from hetctl.app.project import Project
@@ -56,6 +57,39 @@ def known_run(project: Project, run: str | None) -> tuple[RunRecord, list[Job]]:
 def _names(project: Project) -> list[str]:
     project.require_catalog()
     return [each.name for each in listed_runs(project.home.catalog)]
+
+
+def split_names(
+    runs: Collection[str], names: Sequence[str], most: float = math.inf
+) -> tuple[str | None, tuple[str, ...]]:
+    """Return the run that the first name is, None for the newest one, and the other names: its members.
+
+    Parameters
+    ----------
+    runs : collection of str
+        Names of all runs.
+    most : int
+        Largest number of members: with more names, the first one stands for a run.
+    """
+    is_run = bool(names) and (names[0] in runs or len(names) > most)
+    return names[0] if is_run else None, tuple(dict.fromkeys(names[is_run:]))
+
+
+def run_and_member(project: Project, names: Sequence[str]) -> tuple[str | None, str | None]:
+    """Return a run, None for the newest one, and a member, None if none is named.
+
+    Raises
+    ------
+    BadInputError
+        If there are more names, or one is a path.
+    """
+    for name in names:
+        if not is_name(name):
+            raise BadInputError(f"{name!r} is the name of no run and of no member", "give names, not paths")
+    if len(names) > 2:
+        raise BadInputError(f"{len(names)} names are given", "name at most a run and a member")
+    run, members = split_names(_names(project), names, most=1)
+    return run, next(iter(members), None)
 
 
 def is_name(run: str) -> bool:
