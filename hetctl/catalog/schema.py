@@ -83,6 +83,7 @@ PROFILE_POINTS = Table(
     Column("steps", Integer, nullable=False),
     Column("slow_steps_s", JSON, nullable=False),
     Column("shape", String, nullable=False, server_default=""),
+    Column("job_start_s", Float, nullable=False, server_default="0"),
 )
 
 LAYER_POINTS = Table(

@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from hetctl.model.site import Site
 
 
-SCRATCH = (
-    "note: scripts are run to be measured, and what they write replaces what is there. Let them write to"
-    " {checkpoint_dir} in `command`, or to $HETCTL_CHECKPOINT_DIR: a scratch folder now, which is removed"
-)
-
-
 @click.group("profile", invoke_without_command=True)
 @ensemble_option
 @site_options
@@ -141,8 +135,6 @@ def profile_command(
         return
     if cost and not as_json():
         click.echo(describe_cost(cost), err=True)
-    if any(member.command and not member.writes_apart for member in known.members):
-        click.echo(SCRATCH, err=True)
     outcome: ProfileOutcome | LayerOutcome
     with ProfileDisplay(quiet=as_json()) as display:
         if of_rates:

@@ -17,6 +17,10 @@ from hetctl.reports.units import format_seconds
 CANCEL, DETACH = "c", "d"
 
 
+SCRATCH = "\nscripts run in a scratch copy of this folder, which is removed"
+LINKED = "; too large for that, and shared with it, so that a script may replace what is there: {}"
+
+
 def describe_cost(cost: ProfileCost) -> str:
     """Return a line about what a command costs, before it starts."""
     if not cost.points:
@@ -26,10 +30,13 @@ def describe_cost(cost: ProfileCost) -> str:
     else:
         points, most = f"{cost.least_points} to {cost.points}", "at most "
     source = "assumed" if cost.assumed else "as earlier ones took"
+    note = "" if cost.linked is None else SCRATCH
+    if cost.linked:
+        note += LINKED.format(", ".join(cost.linked))
     return (
         f"{points} point{'s' * (cost.points != 1)} on {cost.nodes} node{'s' * (cost.nodes != 1)}: {most}"
         f"{format_seconds(cost.seconds)} and {cost.node_hours:.2g} node-hours, at"
-        f" {format_seconds(cost.point_s)} a point ({source})"
+        f" {format_seconds(cost.point_s)} a point ({source}){note}"
     )
 
 

@@ -25,7 +25,6 @@ from hetctl.model.training_settings import (
     Resume,
     filled,
     missing_for_groups,
-    placeholders,
 )
 
 COMMAND = "command"
@@ -316,11 +315,6 @@ class Member:
     def rescales(self) -> bool:
         """True if the learning rate follows the number of GPUs, as the global batch does."""
         return self.rescale_learning_rate and self.global_batch_size is None
-
-    @property
-    def writes_apart(self) -> bool:
-        """True if its command names the folder for checkpoints."""
-        return CHECKPOINT_DIR in placeholders(self.command)
 
     def command_line(self, checkpoint_dir: str, resume_from: str | None = None) -> tuple[str, ...]:
         """Return the words of its command, with values in place of placeholders.

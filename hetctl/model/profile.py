@@ -40,6 +40,8 @@ class MemberProfile:
     seen_rates : mapping
         Rates in training that are newer than the measured ones, by type of GPU ("" at a site with one
         type) and number of GPUs.
+    job_start_s : float
+        Seconds from the start of a job until its first member's start: of processes and imports.
     """
 
     member: str
@@ -56,6 +58,7 @@ class MemberProfile:
     seen_rates: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     save_s: float | None = None
     seen_overhead_s: float | None = None
+    job_start_s: float = 0.0
 
     @property
     def has_rates(self) -> bool:
@@ -97,6 +100,8 @@ class ProfilePoint:
         Seconds per step of each run of steps that was far too slow, and excluded.
     shape : str
         Digest of the shape whose members it holds for; empty: it holds for this member.
+    job_start_s : float
+        Seconds from the launch of its ranks until `startup_s` begins: of processes and imports.
     """
 
     member: str
@@ -119,6 +124,7 @@ class ProfilePoint:
     steps: int = 0
     slow_steps_s: tuple[float, ...] = ()
     shape: str = ""
+    job_start_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
-PR_SET_CHILD_SUBREAPER = 36
 MOST_DESCRIPTORS = 2**16
 """Highest descriptor limit that this process sets: some programs go through all numbers below it."""
 _LIBC = ctypes.CDLL(None)
@@ -89,11 +88,6 @@ def die_with_parent(number: signal.Signals) -> Callable[[], None]:
     return request_signal
 
 
-def adopt_orphans(does: bool) -> None:
-    """Set whether this process becomes the parent of its descendants whose own parents end."""
-    _LIBC.prctl(PR_SET_CHILD_SUBREAPER, int(does), 0, 0, 0)
-
-
 def group_cpu_seconds(group: int) -> float:
     """Return the CPU time of the processes of a group and of their children that have ended, in seconds."""
     # Fields 14 to 17 of /proc/PID/stat.
@@ -101,9 +95,15 @@ def group_cpu_seconds(group: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def commands_below(pids: Iterable[int]) -> dict[int, set[int]]:
-    """Return the commands that each process started: its descendants in other sessions."""
-    children: dict[int, list[int]] = {}
+def commands_below(pids: Iterable[int], forked: Mapping[int, int]) -> dict[int, set[int]]:
+    """Return the commands that each process started: its descendants in other sessions.
+
+    Parameters
+    ----------
+    forked : mapping of int to int
+        Command by process, if another process has forked it.
+    """
+    children = {pid: [command] for pid, command in forked.items()}
     sessions: dict[int, str] = {}
     for pid, fields in _running():
         children.setdefault(int(fields[1]), []).append(pid)

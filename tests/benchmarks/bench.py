@@ -52,6 +52,7 @@ import ring_bench
 import round_bench
 import scaling_bench
 import script_bench
+import script_search_bench
 import search_bench
 import search_variants
 import sharing_bench
@@ -420,6 +421,7 @@ SECTIONS: dict[str, Section] = {
     "search": search_bench.table,
     "variants": search_variants.table,
     "scripts": script_bench.table,
+    "script-search": script_search_bench.table,
     "demo": demo_bench.table,
     "hopper": hopper_bench.table,
     "cerebro": cerebro_bench.table,

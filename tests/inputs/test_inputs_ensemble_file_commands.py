@@ -60,9 +60,8 @@ def test_keys_with_dots_are_filled(tmp_path):
 
 def test_a_command_names_the_folder_of_its_results(tmp_path):
     text = ENSEMBLE.replace("--tag {name}", "--out_dir={checkpoint_dir}/out --tag {name}")
-    a, b, *_ = read(tmp_path, text).members
+    a, *_ = read(tmp_path, text).members
     assert "--out_dir=some where/out" in a.command_line("some where")
-    assert (a.writes_apart, b.writes_apart) == (True, False)
 
 
 def test_a_script_continues_by_its_options(tmp_path):

@@ -114,7 +114,8 @@ class PlanRequest:
     def scenario(self) -> Scenario:
         """Jobs in which the plan is carried out."""
         size = self.size
-        timing = JobTiming(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
+        job_start_s = max((profile.job_start_s for profile in self.profiles.values()), default=0.0)
+        timing = JobTiming(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S, job_start_s)
         return Scenario(Cluster.at(self.site, size.gpus), timing, lockstep=self.sharing == LOCKSTEP)
 
     @property

@@ -71,16 +71,20 @@ def member_profiles(catalog: Catalog, ensemble: Ensemble, site: Site) -> tuple[M
 
 def _unmeasured(member: Member, ensemble: Ensemble, trained: Trained) -> MemberProfile:
     seen = trained.newest or Progress(member.name)
+    startup_s = seen.startup_s or 0.0
+    # The first start of a job's scripts on a node waits for processes and imports that they share.
+    own_s = min((startup_s, *seen.restarts_s[:1])) if member.command else startup_s
     return MemberProfile(
         member.name,
         rates={},
         samples_per_epoch=ensemble.samples_per_epoch or seen.samples_per_epoch,
-        startup_s=seen.startup_s or 0.0,
+        startup_s=own_s,
         evaluate_s=seen.evaluate_s or 0.0,
         checkpoint_s=seen.checkpoint_s or 0.0,
         peak_memory_bytes=seen.peak_memory_bytes,
         seen_rates=seen_rates(trained.rates, member.batch_size),
         seen_overhead_s=seen_overhead_s(trained.rates, member.batch_size),
+        job_start_s=startup_s - own_s,
     )
 
 
@@ -246,6 +250,8 @@ def _profile(
         rates_by_type=rates if len(rates) > 1 else {},
         seen_rates=seen_rates(newer, member.batch_size),
         seen_overhead_s=seen_overhead_s(newer, member.batch_size),
+        # Only the first points of a job have waited for it.
+        job_start_s=max(p.job_start_s for p in used),
     )
 
 

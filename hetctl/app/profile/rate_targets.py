@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from hetctl.app.profile.catalog_profiles import RatePoints
 from hetctl.app.profile.jobs import ProfileCommand, nodes_of
@@ -14,6 +15,7 @@ from hetctl.model.profile import ProfilePoint, RateShape, shapes_of
 from hetctl.perf.profile_points import ShapeRates, shape_rates, worth_measuring
 from hetctl.perf.rate_extrapolation import largest_profile, profiled_gpus, rate_curve, usable_rates
 from hetctl.storage.profile_request import USUAL_COMMAND_S, ProfileTarget
+from hetctl.storage.project_copy import linked_in
 
 POINT_S = 8.0
 """Seconds that a point is assumed to take at a site where none was measured; commands run for `--for`."""
@@ -111,11 +113,16 @@ class RateTargets:
             node_hours=nodes * job_s / 3600,
             point_s=point_s or self._assumed_s,
             assumed=point_s is None,
+            linked=tuple(linked_in(Path(command.ensemble.folder))) if self._is_of_commands else None,
         )
 
     @property
+    def _is_of_commands(self) -> bool:
+        return self._command.ensemble.framework == COMMAND
+
+    @property
     def _assumed_s(self) -> float:
-        is_command = self._command.ensemble.framework == COMMAND
+        is_command = self._is_of_commands
         return (self._command.command_s or USUAL_COMMAND_S) if is_command else POINT_S
 
     def _point_s(self) -> float | None:
@@ -163,6 +170,9 @@ class ProfileCost:
         Seconds of a point.
     assumed : bool
         True if these are assumed, and not the mean of earlier points.
+    linked : tuple of str or None
+        Files and folders that scratch copies of the project, in which scripts are measured, only link; None:
+        no script is measured.
     """
 
     least_points: int
@@ -172,6 +182,7 @@ class ProfileCost:
     node_hours: float
     point_s: float
     assumed: bool
+    linked: tuple[str, ...] | None
 
 
 def every_count(shape: RateShape, most: int, available: int, _per_node: int) -> Sequence[int]:

@@ -21,6 +21,7 @@ from hetctl.model.site import HEARTBEAT_EVERY_S, LEASE_SHARE
 from hetctl.runtime.agent.binding import VISIBLE_DEVICES, binding_of
 from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
 from hetctl.runtime.agent.messages import (
+    COMMAND,
     ENDED,
     FETCH,
     FETCHED,
@@ -116,6 +117,7 @@ class Agent:
         self._driver, self._assignment = join(self._facts)
         self._ranks: dict[int, Connection] = {}
         self._pids: dict[int, int] = {}
+        self._commands: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
         self._next_heartbeat = 0.0
         self._heard_at = time.monotonic()
@@ -211,7 +213,7 @@ class Agent:
 
     def _watch_memory(self) -> None:
         """End the rank that uses others' memory; one at a time, until its memory is free."""
-        if not self._overuse and (found := self._memory.check(self._pids)):
+        if not self._overuse and (found := self._memory.check(self._pids, self._commands)):
             gpu, overuse = found
             self._overuse[gpu] = overuse
             log_line(
@@ -295,6 +297,8 @@ class Agent:
         """Forward a rank's messages; a rank that closes its connection is about to end."""
         try:
             for message in rank.arrived():
+                if COMMAND in message:
+                    self._commands[gpu] = message[COMMAND]
                 self._driver.send({FROM: message, "gpu": gpu})
         except ConnectionResetError:
             self._forget(gpu, rank)
@@ -316,6 +320,7 @@ class Agent:
             self._pids[event.gpu] = event.pid
             return
         remove_shared_files(self._pids.pop(event.gpu))
+        self._commands.pop(event.gpu, None)
         if rank := self._ranks.get(event.gpu):
             # First the rank's last messages.
             self._receive_from_rank(event.gpu, rank)

@@ -55,6 +55,8 @@ class Binding:
         Numbers of the cores, as in `os.sched_getaffinity`.
     memory_bytes : int
         Rank's share of the node's memory; 0 if unknown.
+    pythons : int
+        Descriptor by which the rank reaches the node's warm Pythons.
     """
 
     node: str
@@ -62,6 +64,7 @@ class Binding:
     device: int | None
     cores: tuple[int, ...]
     memory_bytes: int = 0
+    pythons: int = -1
 
 
 def binding_of(assignment: AgentAssignment, gpu: int, facts: AgentFacts) -> Binding:

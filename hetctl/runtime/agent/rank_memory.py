@@ -101,10 +101,11 @@ class MemoryWatch:
         self._share = min(share, *(limit // gpus for limit in limits))
         self._limit = self._share * gpus
 
-    def check(self, pids: Mapping[int, int]) -> tuple[int, Overuse] | None:
+    def check(self, pids: Mapping[int, int], commands: Mapping[int, int]) -> tuple[int, Overuse] | None:
         """Return the rank to end, if any; `pids` has the processes of all ranks, by GPU.
 
-        Unless memory is nearly full, it reads only two or three small files, and none of the ranks.
+        `commands` has those of commands that ranks have not started themselves, by GPU. Unless memory is
+        nearly full, it reads only two or three small files, and none of the ranks.
         """
         machine = machine_memory()
         memories = [machine, *(group.memory() for group in self._groups)]
@@ -112,7 +113,8 @@ class MemoryWatch:
         whole = MemoryUse(machine.used, self._limit)
         if not any(memory.nearly_full for memory in (*memories, whole)):
             return None
-        own = bytes_with_commands(pids.values())
+        forked = {pids[gpu]: command for gpu, command in commands.items() if gpu in pids}
+        own = bytes_with_commands(pids.values(), forked)
         private = {gpu: own[pid] for gpu, pid in pids.items()}
         return most_above(private, self._share, [*memories, MemoryUse(sum(private.values()), self._limit)])
 
@@ -125,9 +127,9 @@ def machine_memory(processes: Path = PROCESSES) -> MemoryUse:
     return MemoryUse(KIBIBYTE * (total - _line(meminfo, "MemAvailable:")), KIBIBYTE * total)
 
 
-def bytes_with_commands(pids: Iterable[int]) -> dict[int, int]:
-    """Return the private memory of processes in bytes, each with the commands it has started."""
-    below = commands_below(pids)
+def bytes_with_commands(pids: Iterable[int], forked: Mapping[int, int]) -> dict[int, int]:
+    """Return the private memory of processes in bytes, each with its commands as of `commands_below`."""
+    below = commands_below(pids, forked)
     return {pid: sum(map(private_bytes, [pid, *commands])) for pid, commands in below.items()}
 
 

@@ -1,7 +1,7 @@
 """The template: a process that imports the framework once, and from which ranks are forked.
 
-An import takes seconds, a fork a hundredth of one. The template only imports and forks: nothing before the
-fork creates threads, opens devices or starts MPI.
+An import takes seconds, a fork a hundredth of one. The template only imports and forks, and keeps the warm
+Pythons of commands: nothing before the fork creates threads, opens devices or starts MPI.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetctl.model.serialization import decode, encode, parse
 from hetctl.runtime.agent.binding import Binding
+from hetctl.runtime.worker.scripts.warm_start import WarmPythons
 from hetctl.storage.processes import die_with_parent
 
 LONGEST_MESSAGE = 2**16
@@ -136,17 +137,22 @@ def _serve_forks(control: socket.socket, preload: Callable[[], None], serve: Ser
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
     selector.register(woken, selectors.EVENT_READ)
+    pythons = WarmPythons()
+    selector.register(pythons, selectors.EVENT_READ)
     while True:
         ready = {key.fd for key, _ in selector.select()}
         if control.fileno() in ready:
             message, descriptors, _, _ = socket.recv_fds(control, LONGEST_MESSAGE, 1)
             if not message:
                 return 0
-            binding = parse(Binding, message)
+            binding = replace(parse(Binding, message), pythons=pythons.requests.fileno())
             channel = socket.socket(fileno=descriptors[0])
-            pid = _fork_rank(binding, channel, serve, (control.fileno(), woken, wake))
+            inherited = (control.fileno(), woken, wake, *pythons.descriptors())
+            pid = _fork_rank(binding, channel, serve, inherited)
             children[pid] = binding.gpu
             _report(control, RankStart(binding.gpu, pid))
+        if pythons.fileno() in ready:
+            pythons.serve(len(children))
         if woken in ready:
             with suppress(BlockingIOError):
                 os.read(woken, LONGEST_MESSAGE)

@@ -33,7 +33,6 @@ from hetctl.storage.patience import Patience
 
 if TYPE_CHECKING:
     from hetctl.runtime.worker.messages import TaskMessage
-    from hetctl.runtime.worker.scripts.warm_start import WarmPython
 
 DATA_SEED = 0
 """Seed while ``input_fn`` runs: its random choices are the same for every member, rank and job."""
@@ -135,8 +134,6 @@ class WorkerContext:
     ----------
     lease : LeaseMark or None
         Lease under which the present task writes; None if it needs none.
-    warm : WarmPython or None
-        Python that starts the scripts of commands; None until one needs it.
     kept : KeptResources or None
         Resources that last from one task of their kind to the next; None until a task needs them.
     """
@@ -157,7 +154,6 @@ class WorkerContext:
         self._data: WholeData | PartitionedData | None = None
         self.lease: LeaseMark | None = None
         self.kept: KeptResources | None = None
-        self.warm: WarmPython | None = None
 
     @property
     def has_data(self) -> bool:

@@ -99,6 +99,7 @@ class Engine:
 
     def _run_job(self) -> EndJob:
         self._open_job()
+        self.now += self._timing.job_start_s
         self._schedule()
         while self._ended is None:
             # A planner may ask for a call in the past; time does not go back.

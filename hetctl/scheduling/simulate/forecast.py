@@ -55,7 +55,7 @@ def forecast(
     arrivals = [Arrival(workload) for workload in workloads]
     tasks = Engine(planner, arrivals, scenario, options, note if explain else None).run().tasks
     makespan_s = max((task.end_s for task in tasks), default=0.0)
-    lower_bound_s = fluid_bound(workloads, cluster.gpus)
+    lower_bound_s = scenario.timing.job_start_s + fluid_bound(workloads, cluster.gpus)
     return Plan(
         planner=planner.name,
         objective=options.objective,

@@ -32,12 +32,15 @@ class JobTiming:
         Time from the end of tasks to the start of the next ones in the same job, in seconds.
     job_overhead_s : float
         Time from the end of a job to the start of the next one, in seconds.
+    job_start_s : float
+        Time from the start of a job until its first members start, in seconds.
     """
 
     wall_s: float | None = None
     grace_s: float = 0.0
     round_overhead_s: float = 0.0
     job_overhead_s: float = 0.0
+    job_start_s: float = 0.0
 
     @property
     def usable_s(self) -> float:

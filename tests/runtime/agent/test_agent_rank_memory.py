@@ -139,14 +139,20 @@ finally:
 def test_the_command_of_a_rank_counts_for_it_once(hoard):
     watch = MemoryWatch(200 * MIB, 2)
     pids = {0: hoard(HOARD.format(150 * MIB)), 1: hoard(STARTS.format(command=FORKS.format(size=250 * MIB)))}
-    gpu, overuse = watch.check(pids)
+    gpu, overuse = watch.check(pids, {})
     assert (gpu, overuse.share) == (1, 200 * MIB)
     assert 250 * MIB < overuse.peak < 320 * MIB
 
 
+def test_a_command_that_another_process_has_forked_counts_for_its_rank(hoard):
+    rank, other = hoard(HOARD.format(1)), hoard(STARTS.format(command=FORKS.format(size=250 * MIB)))
+    alone, both = (bytes_with_commands([rank], forked)[rank] for forked in ({}, {rank: other}))
+    assert both - alone > 250 * MIB
+
+
 def test_what_a_rank_starts_in_its_own_session_does_not_count(hoard):
     pid = hoard(STARTS.format(command=HOARD.format(250 * MIB)))
-    assert bytes_with_commands([pid])[pid] == private_bytes(pid) < 100 * MIB
+    assert bytes_with_commands([pid], {})[pid] == private_bytes(pid) < 100 * MIB
 
 
 def test_an_ended_process_has_no_private_memory():
@@ -206,7 +212,7 @@ def hoard():
         return process.pid
 
     yield make
-    commands = commands_below(process.pid for process in made).values()
+    commands = commands_below((process.pid for process in made), {}).values()
     for process in made:
         os.killpg(process.pid, signal.SIGKILL)
     for pid in set().union(*commands):
@@ -218,12 +224,12 @@ def hoard():
 def test_a_process_above_its_share_is_found_if_the_sum_is_high(hoard):
     watch = MemoryWatch(200 * MIB, 2)
     pids = {0: hoard(HOARD.format(20 * MIB)), 1: hoard(HOARD.format(250 * MIB))}
-    assert watch.check(pids) is None  # one may have more as long as the other has less
+    assert watch.check(pids, {}) is None  # one may have more as long as the other has less
     pids[0] = hoard(HOARD.format(150 * MIB))
-    gpu, overuse = watch.check(pids)
+    gpu, overuse = watch.check(pids, {})
     assert (gpu, overuse.share) == (1, 200 * MIB)
     assert 250 * MIB < overuse.peak < 300 * MIB
-    assert MemoryWatch(2**50, 2).check(pids) is None
+    assert MemoryWatch(2**50, 2).check(pids, {}) is None
 
 
 def test_no_share_is_larger_than_the_machine_allows():

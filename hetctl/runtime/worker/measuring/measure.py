@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
@@ -47,6 +47,7 @@ from hetctl.runtime.worker.scripts.command_run import (
 from hetctl.runtime.worker.step_clock import SteadyClock
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.profile_request import Measurements, ProfileTarget, read_measurements
+from hetctl.storage.project_copy import copy_project
 
 NO_END = 2**62
 SAVES = 2
@@ -78,6 +79,7 @@ def _measure_point(
     # In a step of their own, ranks and framework start anew each time; others are forked once.
     step_s = max(0.0, time.time() - assignment.launched_at) if assignment.own_step else 0.0
     context.load_data(ensemble, sharing)
+    job_start_s = max(0.0, time.time() - assignment.launched_at - step_s)
     began = time.perf_counter()
     built = context.build(
         *(ensemble, assignment.rank_info, sharing, InputShare(), stack),
@@ -122,6 +124,7 @@ def _measure_point(
         steps=steady.steps,
         slow_steps_s=times.slow_steps_s,
         shape=shape_digest(member, measurements.ensemble.rate_keys),
+        job_start_s=job_start_s,
     )
     return result, built
 
@@ -300,10 +303,10 @@ def measure_command(assignment: Assignment, context: WorkerContext) -> None:
     group = context.join(assignment.rank_info, site.network, site.timeouts, CollectiveBackend())
     times, began = _run(measurements, point, assignment, group, context)
     group.barrier_and_close()
-    if assignment.own_step:
-        began = assignment.launched_at
+    start = assignment.launched_at if assignment.own_step else began
     if group.rank == 0:
-        result = _point(measurements, point, times, times.pace(began), assignment.task.gpu_type)
+        found = _point(measurements, point, times, times.pace(start), assignment.task.gpu_type)
+        result = replace(found, job_start_s=max(0.0, start - assignment.launched_at))
         context.reporter(assignment.task).write("point", **encode(result))
 
 
@@ -316,14 +319,19 @@ def _run(
 ) -> tuple[ReportTimes, float]:
     """Run the command until its rate is known or its time is over; also return the time of its start."""
     member, folder = measurements.ensemble.member(point.member), Path(assignment.task.folder)
-    scratch = folder / "scratch" / point.source
-    make_private_folder(scratch.parent)
-    make_private_folder(scratch)
+    scratch, project = folder / "scratch" / point.source, Path(measurements.ensemble.folder)
+    checkpoints, copy = str(scratch / "checkpoints"), scratch / "project"
+    if group.rank == 0:
+        shutil.rmtree(scratch, ignore_errors=True)
+        for made in (scratch.parent, scratch, Path(checkpoints)):
+            make_private_folder(made)
+        copy_project(project, copy, context.heartbeat)
+    group.broadcast(None)
     deadline = time.time() + measurements.command_s
-    own = own_variables(member, folder.name, 0, 0, str(scratch), deadline) | {PROFILE_VARIABLE: "1"}
-    words, project = member.command_line(str(scratch)), Path(measurements.ensemble.folder)
+    own = own_variables(member, folder.name, 0, 0, checkpoints, deadline) | {PROFILE_VARIABLE: "1"}
+    words = member.command_line(checkpoints)
     with ExitStack() as stack:
-        process = start_command(group, context, member, words, project, own, GRACE_S, stack)
+        process = start_command(group, context, member, words, project, own, GRACE_S, stack, copy)
         times = ReportTimes(process.private_bytes)
         stop = StopSignal(times.sample_memory, deadline)
         CommandRun(group, process, stop, times.read, context).watch()

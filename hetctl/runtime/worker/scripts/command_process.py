@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.training_settings import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
 from hetctl.runtime.agent.rank_memory import private_bytes
 from hetctl.runtime.worker.messages import COMMAND_SIGNALS
-from hetctl.runtime.worker.scripts.warm_start import WarmPython, WarmStart
+from hetctl.runtime.worker.scripts.warm_start import WarmStart
 from hetctl.storage.processes import commands_below, die_with_parent, group_cpu_seconds
 
 KEPT_BYTES = 4096
@@ -38,7 +38,7 @@ SHOWN = 80
 
 
 class CommandProcess:
-    """Command as a child of its rank, in a process group of its own that ends with the rank.
+    """Command of a rank, in a process group of its own that ends with the rank.
 
     Parameters
     ----------
@@ -46,13 +46,9 @@ class CommandProcess:
         Folder in which it runs.
     grace_s : float
         Grace period in seconds; the signals of a stop follow at shares of it.
-    warm : WarmPython or None
-        Python that starts it; None: it is started as a new program.
-
-    Attributes
-    ----------
-    began_at : float
-        Time of its start, in seconds since the epoch; that of a warm Python's import until it has forked.
+    warm : callable or None
+        Function that has it started by a warm Python, from its descriptors for standard error and, by
+        variable, for pipes; None: it is started as a new program.
 
     Raises
     ------
@@ -66,9 +62,9 @@ class CommandProcess:
         folder: Path,
         environment: Mapping[str, str],
         grace_s: float,
-        warm: WarmPython | None = None,
+        warm: Callable[[int, Mapping[str, int]], WarmStart] | None = None,
     ) -> None:
-        self.environment = environment
+        self.environment, self.program = environment, words[0]
         self._grace_s = grace_s
         self._reports, progress = os.pipe()
         answers, self._answers = os.pipe()
@@ -82,12 +78,12 @@ class CommandProcess:
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
         theirs = {PROGRESS_VARIABLE: progress, ANSWER_VARIABLE: answers, STOP_VARIABLE: stop}
-        self._process: subprocess.Popen[bytes] | WarmStart
+        self._process: _NewProgram | WarmStart
         try:
             if warm:
-                self._process = warm.start(words, environment, errors_end, theirs)
+                self._process = warm(errors_end, theirs)
             else:
-                self._process = subprocess.Popen(
+                self._process = _NewProgram(
                     words,
                     cwd=folder,
                     env={**environment, **{name: str(end) for name, end in theirs.items()}},
@@ -102,43 +98,52 @@ class CommandProcess:
                 os.close(descriptor)
             raise BadInputError(
                 f"the program '{words[0]}' of the command cannot be started: {error.strerror}",
-                "correct `command` in the ensemble file, or the PATH of the job",
+                "correct `command` in the ensemble file, or the PATH of the job:"
+                f" {environment.get('PATH', '')}",
             ) from None
         finally:
             for descriptor in (*theirs.values(), errors_end):
                 os.close(descriptor)
         # A command that reads no answers must not keep the rank waiting.
         os.set_blocking(self._answers, False)
-        self._guard, self._guarded = _new_guard(), 0
+        self._guard, self._guarded = _new_guard(), False
         self._errors = _ErrorTail(errors)
         self._rest = b""
         self._open = True
         self._stopped_at: float | None = None
         self._to_send = list(COMMAND_SIGNALS)
-        self._leader()
+        self.leader()
 
     @property
     def stopping(self) -> bool:
         """True if it was told to stop."""
         return self._stopped_at is not None
 
-    def _leader(self) -> int:
-        """Return the number of its process and group: those of the warm Python until it has forked."""
-        if (pid := self._process.pid) != self._guarded:
-            self._guarded, self.began_at = pid, time.time()
+    @property
+    def began_at(self) -> float:
+        """Time of its start, in seconds since the epoch."""
+        self.leader()
+        return self._process.began_at
+
+    def leader(self) -> int | None:
+        """Return the number of its process and group; None until a warm Python has forked."""
+        if not self._guarded:
+            self._process.ended()
+        if not self._guarded and self._process.pid:
+            self._guarded = True
             assert self._guard.stdin
             with suppress(BrokenPipeError):
-                self._guard.stdin.write(b"%d\n" % pid)
-        return pid
+                self._guard.stdin.write(b"%d\n" % self._process.pid)
+        return self._process.pid
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of all its processes in seconds."""
-        return group_cpu_seconds(self._leader())
+        return group_cpu_seconds(leader) if (leader := self.leader()) else 0.0
 
     def private_bytes(self) -> int:
         """Return the private memory of all its processes in bytes."""
-        rank = os.getpid()
-        return sum(map(private_bytes, commands_below([rank])[rank]))
+        rank, leader = os.getpid(), self.leader()
+        return sum(map(private_bytes, commands_below([rank], {rank: leader} if leader else {})[rank]))
 
     def reports(self, wait_s: float) -> Iterator[bytes]:
         """Yield the lines that it writes to its descriptor for reports within `wait_s` seconds."""
@@ -166,8 +171,9 @@ class CommandProcess:
             self._stopped_at = time.monotonic()
             os.close(self._stop)
             # Not to its group: processes that it has forked inherit its handler.
-            with suppress(ProcessLookupError):
-                os.kill(self._leader(), signal.SIGUSR1)
+            if leader := self.leader():
+                with suppress(ProcessLookupError):
+                    os.kill(leader, signal.SIGUSR1)
 
     def escalate(self) -> None:
         """Send SIGTERM, later SIGKILL, to its group if it was told to stop long enough ago."""
@@ -184,10 +190,8 @@ class CommandProcess:
 
         It stays a zombie until `close`, which keeps its number, also its group's, from other processes.
         """
-        found = os.waitid(os.P_PID, self._leader(), os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if found is None:
-            return None
-        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        self.leader()
+        return self._process.ended()
 
     def close(self) -> None:
         """End the processes of its group that still run."""
@@ -209,8 +213,26 @@ class CommandProcess:
         return self._errors.kept.decode(errors="replace")
 
     def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._leader(), number)
+        if leader := self.leader():
+            with suppress(ProcessLookupError):
+                os.killpg(leader, number)
+        elif isinstance(self._process, WarmStart) and number in (signal.SIGTERM, signal.SIGKILL):
+            self._process.give_up(number)
+
+
+class _NewProgram(subprocess.Popen[bytes]):
+    """Command as a program of its own."""
+
+    def __init__(self, *words: Any, **options: Any) -> None:
+        self.began_at = time.time()
+        super().__init__(*words, **options)
+
+    def ended(self) -> int | None:
+        """Return its exit code, -n if signal n ended it; None if it runs. It stays a zombie until `wait`."""
+        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 def _new_guard() -> subprocess.Popen[bytes]:

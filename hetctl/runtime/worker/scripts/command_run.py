@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +33,7 @@ from hetctl.runtime.worker.group import Group, LostPeerError, ProcessGroup, all_
 from hetctl.runtime.worker.member_trainer import StopSignal
 from hetctl.runtime.worker.reporting import FULL_MEMORY, OUT_OF_MEMORY_ERRORS
 from hetctl.runtime.worker.scripts.command_process import CLOSED_POLL_S, CommandProcess
-from hetctl.runtime.worker.scripts.warm_start import WarmPython
+from hetctl.runtime.worker.scripts.warm_start import WarmStart, start_warm
 from hetctl.storage.event_files import EventWriter
 
 USUAL_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -51,6 +53,9 @@ SIGNS_OF_RANKS = re.compile(
 PROFILE_VARIABLE = "HETCTL_PROFILE"
 """Variable set for a command that runs for its rate alone."""
 
+SYSTEM_FOLDERS = frozenset({"/usr/sbin", "/usr/bin", "/sbin", "/bin"})
+"""Folders of the system's own programs, whose Python has no framework."""
+
 POLL_S = 0.25
 """Longest wait in seconds for a report: polling takes time from the command, on the same cores."""
 SIGNAL_DELAY_S = 1.0
@@ -59,6 +64,7 @@ KEPT_LINES, MAX_CAUSE_CHARACTERS = 6, 500
 """Last lines of standard error, and their characters, that state the cause of a failure."""
 RANK_PREFIX = re.compile(r"^\[rank\d+\]:? ?")
 """PyTorch's prefix of each line of a rank's traceback."""
+MISSING_MODULE = "ModuleNotFoundError"
 FRAME = re.compile(r' +File ".*", line \d+')
 PLACE_SIGNS = (
     "init_process_group",
@@ -90,17 +96,26 @@ def start_command(
     own: Mapping[str, str],
     grace_s: float,
     keep: ExitStack,
+    copy: Path | None = None,
 ) -> CommandProcess:
     """Start a member's command on this rank; all ranks call it.
 
     Parameters
     ----------
+    folder, copy : Path
+        The project's folder, and a copy of it in which the command runs instead; None: there is no copy.
     own, keep
         Same as in `command_environment`; the stack also ends the command.
     """
     environment = command_environment(group, context.binding, member, own, keep)
-    warm = warm_python(context, member, words, folder)
-    return keep.enter_context(closing(CommandProcess(words, folder, environment, grace_s, warm)))
+    start = python_start(words)
+    warm: Callable[[int, Mapping[str, int]], WarmStart] | None = None
+    if member.preload and start and (start.module or (folder / start.argv[0]).is_file()):
+        own_start = partial(
+            start_warm, start, member.preload, member.environment, words, folder, copy or folder
+        )
+        warm = partial(own_start, environment, requests=context.binding.pythons)
+    return keep.enter_context(closing(CommandProcess(words, copy or folder, environment, grace_s, warm)))
 
 
 def command_environment(
@@ -133,23 +148,6 @@ def command_environment(
     port, of_horovod = group.broadcast([_free_port(), of_horovod])
     ranks = rank_variables(group.rank, devices, host, port, interface, of_horovod)
     return {**common, **ranks, **member.environment, **own}
-
-
-def warm_python(
-    context: WorkerContext, member: Member, words: Sequence[str], folder: Path
-) -> WarmPython | None:
-    """Return the rank's Python that has imported the modules for a command; None if it begins anew."""
-    start = python_start(words)
-    if not member.preload or start is None or not (start.module or (folder / start.argv[0]).is_file()):
-        return None
-    wanted = WarmPython.of(start, member.preload, folder, member.environment)
-    if context.warm is None or context.warm.key != wanted.key:
-        # One at a time: each holds the modules in memory.
-        if context.warm:
-            context.warm.close()
-        context.warm = wanted
-        context.keep.callback(wanted.close)
-    return context.warm
 
 
 def _free_port() -> int:
@@ -198,17 +196,18 @@ def own_variables(
 
 
 def search_path(inherited: Mapping[str, str], python: str) -> dict[str, str]:
-    """Return the search path for programs, with the folder of the site's Python at its end.
+    """Return the search path for programs, with the folder of the site's Python before the system's folders.
 
-    So scripts find ``python`` without an active environment where the system has only a ``python3``.
+    So ``python`` is the site's, unless the job has put another one, as an environment or a module, in front.
 
     Parameters
     ----------
     python : str
         Path of the interpreter.
     """
-    folders = [inherited.get("PATH") or os.defpath, str(Path(python).parent)]
-    return {"PATH": os.pathsep.join(folders)}
+    folders = (inherited.get("PATH") or os.defpath).split(os.pathsep)
+    first = next((at for at, folder in enumerate(folders) if folder in SYSTEM_FOLDERS), len(folders))
+    return {"PATH": os.pathsep.join([*folders[:first], str(Path(python).parent), *folders[first:]])}
 
 
 def rank_variables(
@@ -319,6 +318,7 @@ class CommandRun:
     converged: str | None = None
     _heard: dict[str, str] = field(default_factory=dict)
     _asked: bool = False
+    _reported: int | None = None
 
     def watch(self) -> None:
         """Follow the command until the commands of all ranks have ended.
@@ -334,6 +334,7 @@ class CommandRun:
             lines = self._take_reports(POLL_S)
             self._exchange()
             self.context.heartbeat()
+            self._report_process()
             self._stop_if_requested()
             # After the stop request: a script that looks for it right after its report must see it.
             self.process.answer(lines)
@@ -355,6 +356,12 @@ class CommandRun:
         else:
             reason = "its command has ended with exit code 0"
             events.write("converged", reason=reason, duration_s=duration_s)
+
+    def _report_process(self) -> None:
+        """Tell the agent, which watches memory, of a process that is no child of this rank."""
+        if (leader := self.process.leader()) != self._reported:
+            self._reported = leader
+            self.context.send(command=leader)
 
     def _is_over(self) -> bool:
         if self.group.rank == 0:
@@ -414,7 +421,8 @@ class CommandRun:
             self._tell(FAILED)
             is_out_of_memory = code == -signal.SIGKILL and oom_kills() > self.memory_kills
             errors, environment = self.process.last_errors(), self.process.environment
-            raise command_failure(code, errors, environment, is_out_of_memory=is_out_of_memory)
+            program = self.process.program
+            raise command_failure(code, errors, environment, program, is_out_of_memory=is_out_of_memory)
         if self.process.stopping:
             print(f"the command has ended after it was told to stop ({_described(code)})", flush=True)
         self.ended.add(self.group.rank)
@@ -431,7 +439,12 @@ class CommandRun:
 
 
 def command_failure(
-    code: int, errors: str, environment: Mapping[str, str], *, is_out_of_memory: bool = False
+    code: int,
+    errors: str,
+    environment: Mapping[str, str],
+    program: str = "",
+    *,
+    is_out_of_memory: bool = False,
 ) -> BadInputError:
     """Return the error of a failed command; its cause may be full memory or a full disk.
 
@@ -443,12 +456,20 @@ def command_failure(
         Last part of its standard error.
     environment : mapping of str to str
         Variables that it was started with.
+    program : str
+        First word of the command.
     is_out_of_memory : bool
         True if the kernel killed it for memory.
     """
     signs = (*OUT_OF_MEMORY_ERRORS, *FULL_MEMORY)
     is_out_of_memory = is_out_of_memory or any(sign in errors for sign in signs)
     hint = "" if is_out_of_memory else _place_hint(errors, environment)
+    if MISSING_MODULE in errors:
+        path = shutil.which(program, path=environment.get("PATH")) or program
+        hint = (
+            f"it was started by {path}: install the module there, name another Python in `command`,"
+            " or put it first in PATH, by `setup` of the site file or by `environment`"
+        )
     cause = f": {shown}" if (shown := _last_lines(errors)) else ""
     error = BadInputError(f"the command has ended with {_described(code)}{cause}", hint)
     of_disk = (*DISK_FULL_ERRORS, *SERVER_ERRORS)

@@ -71,6 +71,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
     with ExitStack() as stack:
         process = start_command(group, context, member, words, folder, own, spec.grace_s, stack)
         if group.rank == 0:
+            reports.starts_at = lambda: (assignment.launched_at, process.began_at)
             busy = busy_share(context.binding.device, process.cpu_seconds)
             reports.note = stack.enter_context(live_metrics_to(context.send, samples or 0, busy))
         stop = make_stop_signal(context, spec, assignment)
@@ -112,6 +113,9 @@ class EpochReports:
         Clock that returns seconds since the epoch.
     heartbeat : callable
         Function called after each part of a copy of a checkpoint.
+    starts_at : callable
+        Function that returns the times of the launch of its ranks and of its process, in seconds since the
+        epoch.
     """
 
     spec: TrainingSpec
@@ -120,6 +124,7 @@ class EpochReports:
     note: Note = lambda *_: None
     clock: Callable[[], float] = time.time
     heartbeat: Callable[[], None] = lambda: None
+    starts_at: Callable[[], tuple[float, float]] | None = None
 
     def __post_init__(self) -> None:
         (self.member,) = self.spec.ensemble.members
@@ -188,9 +193,18 @@ class EpochReports:
         mark = Mark(now, epoch, report.samples or 0.0, report.finished, report.seconds)
         self._marks = add_mark(self._marks, mark)
         self._time(mark)
+        self._report_first_step(mark)
         self.note(epoch, int(report.samples or 0), report.metrics.get("loss"))
         if report.finished:
             self._finish(report, epoch, now)
+
+    def _report_first_step(self, mark: Mark) -> None:
+        """Report how long this start took, if its first report tells when training began."""
+        if self.starts_at and (mark.seconds or not mark.finished):
+            began_at = mark.time - (mark.seconds or 0.0)
+            startup_s, restart_s = (max(0.0, began_at - start) for start in self.starts_at())
+            self.events.write("first_step", startup_s=startup_s, restart_s=restart_s)
+        self.starts_at = None
 
     def _time(self, mark: Mark) -> None:
         if self._timed is None or not is_new_run(self._timed, mark):

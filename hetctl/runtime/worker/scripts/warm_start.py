@@ -1,152 +1,236 @@
-"""Starts of a command by a warm Python, which has imported modules for it (`preload`)."""
+"""Starts of a command by a warm Python of its node, which has imported modules for it (`preload`).
+
+A rank asks the template from which it was forked, which keeps the node's warm Pythons and passes the rank's
+connection on to one of them. So modules are imported once on each node, for all ranks.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from hetctl.model.python_start import PythonStart, python_start
+from hetctl.model.python_start import PythonStart
 from hetctl.model.training_settings import FIRST_USE
 from hetctl.runtime.worker.scripts import warm_python
-from hetctl.storage.processes import adopt_orphans, die_with_parent
+from hetctl.storage.processes import die_with_parent
+
+KEY = ("python", "script_folder", "modules", "variables")
+"""What starts must have in common to share a Python: program and options, first folder to be searched for
+modules, modules, and variables of the member."""
 
 
-class WarmPython:
-    """Process of Python that has imported modules, and forks for each start of a script.
+def start_warm(
+    start: PythonStart,
+    modules: Sequence[str],
+    variables: Mapping[str, str],
+    words: Sequence[str],
+    project: Path,
+    folder: Path,
+    environment: Mapping[str, str],
+    errors: int,
+    pipes: Mapping[str, int],
+    requests: int,
+) -> WarmStart:
+    """Have a command started by the node's Python that has imported these modules.
 
     Parameters
     ----------
-    python : tuple of str
-        Program and its options.
-    script_folder : str
-        Folder that is the first to be searched for modules.
-    modules : tuple of str
-        Names of the modules.
-    folder : Path
-        Folder in which scripts run.
     variables : mapping of str to str
         Variables of the member, which modules may read as they are imported.
+    project, folder : Path
+        Folder of the script whose modules are imported ahead, and the same or a copy of it, to run in.
+    errors : int
+        Descriptor of its standard error.
+    pipes : mapping of str to int
+        Descriptors by the variables that tell the command their numbers.
+    requests : int
+        Descriptor to reach the node's `WarmPythons`.
+
+    Raises
+    ------
+    OSError
+        If there is no such program.
+    """
+    program = str(folder / words[0]) if os.sep in words[0] else words[0]
+    if shutil.which(program, path=environment.get("PATH")) is None:
+        raise FileNotFoundError(2, os.strerror(2))
+    own_folder, ahead = (
+        str(place if start.module else (place / start.argv[0]).resolve().parent)
+        for place in (folder, project)
+    )
+    needed = dict.fromkeys(name for module in modules for name in (module, *FIRST_USE.get(module, ())))
+    python = dict(zip(KEY, (start.python, ahead, list(needed), dict(variables)), strict=True))
+    own, theirs = socket.socketpair()
+    with theirs, socket.socket(fileno=os.dup(requests)) as template:
+        # A template that has ended shows by the closed connection.
+        with suppress(OSError):
+            socket.send_fds(template, [b"."], [theirs.fileno()])
+        theirs.close()
+        place: dict[str, Any] = {"folder": str(folder), "environment": dict(environment)}
+        _send(own, {**python, **place}, [1, errors])
+        place["script_folder"] = own_folder
+        told = {"words": list(words), "argv": start.argv, "module": start.module, "pipes": list(pipes)}
+        cores = sorted(os.sched_getaffinity(0))
+        _send(own, {**told, **place, "cores": cores}, [1, errors, *pipes.values()])
+    return WarmStart(own)
+
+
+def _send(connection: socket.socket, message: Mapping[str, object], descriptors: Sequence[int]) -> None:
+    text = json.dumps(message).encode()
+    with suppress(BrokenPipeError, ConnectionResetError):
+        socket.send_fds(connection, [len(text).to_bytes(warm_python.LENGTH_BYTES, "big")], descriptors)
+        connection.sendall(text)
+
+
+class WarmStart:
+    """Command that a warm Python starts, as `CommandProcess` sees it.
+
+    Attributes
+    ----------
+    pid : int or None
+        Number of its process; None until the Python has forked.
+    began_at : float
+        Time of that, in seconds since the epoch; until then, that of the request.
     """
 
-    def __init__(
-        self,
-        python: tuple[str, ...],
-        script_folder: str,
-        modules: tuple[str, ...],
-        folder: Path,
-        variables: Mapping[str, str],
-    ) -> None:
-        self.key = (python, script_folder, modules, folder, dict(variables))
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.pid: int | None = None
+        self.began_at = time.time()
+        self._numbers: list[int] = []
+        self._code: int | None = None
+        self._rest = b""
 
-    @classmethod
-    def of(
-        cls, start: PythonStart, modules: Sequence[str], folder: Path, variables: Mapping[str, str]
-    ) -> WarmPython:
-        """Return the process, not started yet, that can run a command."""
-        script = folder if start.module else (folder / start.argv[0]).resolve().parent
-        needed = dict.fromkeys(name for module in modules for name in (module, *FIRST_USE.get(module, ())))
-        return cls(start.python, str(script), tuple(needed), folder, variables)
+    def ended(self) -> int | None:
+        """Return its exit code, -n if signal n ended it or its Python; None if it has not ended."""
+        while self._code is None:
+            try:
+                data = self._connection.recv(64, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except ConnectionResetError:
+                data = b""
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._numbers += map(int, lines)
+            if len(self._numbers) > 1:
+                self.pid, self.began_at = self._numbers[0], self._numbers[1] / 1000
+            if len(self._numbers) > 2:
+                self._code = self._numbers[2]
+            if not data and self._code is None:
+                self._code = -signal.SIGKILL
+        return self._code
 
-    def start(
-        self, words: Sequence[str], environment: Mapping[str, str], errors: int, pipes: Mapping[str, int]
-    ) -> WarmStart:
-        """Have a command started as a child of this process.
+    def give_up(self, number: signal.Signals) -> None:
+        """Count it as ended by a signal before it has begun."""
+        self._code = -number
+        self._connection.close()
+
+    def wait(self) -> None:
+        """Wait for its end after SIGKILL, and release its number."""
+        while self._code is None and self.ended() is None:
+            select.select([self._connection], [], [])
+        self._connection.close()
+
+
+class WarmPythons:
+    """Warm Pythons of a node, each started when a rank first needs it.
+
+    Attributes
+    ----------
+    requests : socket
+        End for the ranks.
+    """
+
+    def __init__(self) -> None:
+        self._inbox, self.requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._controls: dict[str, socket.socket] = {}
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when `serve` would not block."""
+        return self._inbox.fileno()
+
+    def serve(self, most: int) -> None:
+        """Pass a rank's connection on to the Python that it needs.
 
         Parameters
         ----------
-        errors : int
-            Descriptor of its standard error.
-        pipes : mapping of str to int
-            Descriptors by the variables that tell the command their numbers.
-
-        Raises
-        ------
-        OSError
-            If the program cannot be started.
+        most : int
+            Number of Pythons to keep at most: each holds its modules in memory.
         """
-        start = python_start(words)
-        assert start
-        if self._process is None or self._process.poll() is not None:
-            self._begin(environment, errors)
-        told = {
-            "words": list(words),
-            "argv": start.argv,
-            "module": start.module,
-            "environment": dict(environment),
-            "pipes": list(pipes),
-            "rank": os.getpid(),
-        }
-        assert self._process
-        # Forked twice, so that the command becomes a child of this process.
-        adopt_orphans(True)
-        text = json.dumps(told).encode()
-        head = len(text).to_bytes(warm_python.LENGTH_BYTES, "big")
-        # A process that has just ended shows by its exit.
-        with suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._control, [head], [1, errors, *pipes.values()])
-            self._control.sendall(text)
-        return WarmStart(self._process, self._control)
+        _, (number,), _, _ = socket.recv_fds(self._inbox, 1, 1)
+        with socket.socket(fileno=number) as connection:
+            if (wanted := warm_python.received(connection)) is None:
+                return
+            key = json.dumps([wanted[name] for name in KEY])
+            control = self._controls.pop(key, None)
+            if control is None or not _pass_on(control, connection):
+                while len(self._controls) >= max(most, 1):
+                    # It ends with its last script.
+                    self._controls.pop(next(iter(self._controls))).close()
+                control = _begin(wanted)
+                _pass_on(control, connection)
+            self._controls[key] = control
+            for descriptor in wanted["descriptors"]:
+                os.close(descriptor)
+
+    def descriptors(self) -> Iterator[int]:
+        """Yield the descriptors that ranks must not hold: they would hide the template's end."""
+        yield from (end.fileno() for end in (self._inbox, *self._controls.values()))
 
     def close(self) -> None:
-        """End the process, but not the commands that it has forked."""
-        if self._process:
-            self._control.close()
-            self._process.kill()
-            self._process.wait()
+        """End all Pythons that run no script, and the others with their last one."""
+        for end in (self._inbox, self.requests, *self._controls.values()):
+            end.close()
 
-    def _begin(self, environment: Mapping[str, str], errors: int) -> None:
-        python, script_folder, modules, folder, _ = self.key
-        end_with_rank = die_with_parent(signal.SIGKILL)
 
-        def prepare() -> None:
-            end_with_rank()
-            # Forks inherit it: the signal must not end a command that has no handler for it.
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+def _pass_on(control: socket.socket, connection: socket.socket) -> bool:
+    """Return false if the Python has ended."""
+    try:
+        socket.send_fds(control, [b"."], [connection.fileno()])
+    except OSError:
+        control.close()
+        return False
+    return True
 
-        self.close()
-        self._process = None
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            number = theirs.fileno()
-            self._process = subprocess.Popen(
-                [*python, warm_python.__file__, str(number), script_folder, *modules],
-                cwd=folder,
-                env=environment,
+
+def _begin(wanted: Mapping[str, Any]) -> socket.socket:
+    """Start a Python; return the socket for connections, which is closed at once if it cannot be started."""
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    output, errors = wanted["descriptors"]
+    end_with_template = die_with_parent(signal.SIGKILL)
+
+    def prepare() -> None:
+        end_with_template()
+        # A batch system's signal must not end it, with all its scripts. Forks inherit the second one: the
+        # signal of a stop must not end a command that has no handler for it.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+    number = theirs.fileno()
+    words = [*wanted["python"], warm_python.__file__, str(number), wanted["script_folder"]]
+    with theirs:
+        try:
+            subprocess.Popen(
+                [*words, *wanted["modules"]],
+                cwd=wanted["folder"],
+                env=wanted["environment"],
                 stdin=subprocess.DEVNULL,
+                stdout=output,
                 stderr=errors,
                 pass_fds=(number,),
                 start_new_session=True,
                 preexec_fn=prepare,
             )
-
-
-class WarmStart:
-    """Command that a warm Python starts: the process of that Python until it has forked."""
-
-    def __init__(self, python: subprocess.Popen[bytes], control: socket.socket) -> None:
-        self._python, self._control = python, control
-        self._child: int | None = None
-
-    @property
-    def pid(self) -> int:
-        """Number of its process."""
-        if self._child is None:
-            with suppress(BlockingIOError, ConnectionResetError):
-                if answer := self._control.recv(warm_python.NUMBER_BYTES, socket.MSG_DONTWAIT):
-                    self._child = int(answer)
-                    adopt_orphans(False)
-        return self._child or self._python.pid
-
-    def wait(self) -> None:
-        """Wait for its end, and release its number."""
-        if self._child is None:
-            self._python.wait()
-        else:
-            os.waitpid(self._child, 0)
+        except OSError as error:
+            os.write(errors, f"{wanted['python'][0]} cannot be started: {error.strerror}\n".encode())
+    return control

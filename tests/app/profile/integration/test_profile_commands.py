@@ -43,6 +43,20 @@ def test_a_script_is_measured_and_stopped(tmp_path):
     wait_for(lambda: not alive(str(project.path)))
 
 
+def test_what_a_script_writes_while_it_is_measured_replaces_nothing(tmp_path):
+    project = project_of(tmp_path, "--epoch-s", "0.2", "--parts", "5")
+    (project.path / "out").mkdir()
+    (project.path / "out" / "result").write_text("mine")
+    script = project.path / "own_script.py"
+    writes = "import pathlib; pathlib.Path('out/result').write_text('new'); pathlib.Path('made').touch()\n"
+    script.write_text(script.read_text().replace("import ", f"{writes}import ", 1))
+    (project.path / "disk").symlink_to(tmp_path)
+    assert project.here("profile", "--dry-run", "--json").json["linked"] == ["disk"]
+    assert profiled(project, 1, 20).code == 0
+    assert (project.path / "out" / "result").read_text() == "mine"
+    assert not (project.path / "made").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "cause"),
     [

@@ -178,6 +178,21 @@ def test_a_script_that_knows_nothing_of_hetctl_is_resumed_without_a_profile(tmp_
     }
 
 
+def test_modules_are_imported_once_on_a_node_for_all_ranks(tmp_path):
+    text = (
+        f"name: own\ncommand: {sys.executable} see.py\npreload: slow\nmembers: [{{name: a}}, {{name: b}}]\n"
+    )
+    project = new_project(tmp_path / "project", text, environment={"HETCTL_SITE": "local"})
+    (project.path / "slow.py").write_text("open('imports', 'a').write('once ')")
+    (project.path / "see.py").write_text(
+        "import os, slow, time; print('forked by', os.getppid()); time.sleep(1)"
+    )
+    assert submitted(project, "--gpus", "2").code == 0
+    assert (project.path / "imports").read_text() == "once "
+    pythons = {re.search("forked by .*", project.home.run(RUN).log_of(name).read_text())[0] for name in "ab"}
+    assert len(pythons) == 1
+
+
 def test_garbage_among_the_reports_is_ignored(tmp_path):
     project = project_of(tmp_path, "--epochs", "2", "--harm", "garbage")
     assert submitted(project).code == 0

@@ -55,6 +55,8 @@ step 1
 def test_the_cause_of_a_traceback_is_its_error():
     error = command_failure(1, TRACEBACK, {})
     assert error.message == "the command has ended with exit code 1: RuntimeError: NCCL is not there"
+    missing = "ModuleNotFoundError: No module named 'torch'"
+    assert "started by /bin/sh: install" in command_failure(1, missing, {"PATH": "/bin"}, "sh").hint
     assert command_failure(1, "no 'x'\n    full_key: m.x\n", {}).message.endswith(": no 'x' / full_key: m.x")
 
 
@@ -130,7 +132,15 @@ def test_a_script_without_ranks_sees_no_sign_of_them(monkeypatch):
 
 @pytest.mark.parametrize(
     ("inherited", "path"),
-    [({"PATH": "/usr/bin:/bin"}, "/usr/bin:/bin:/venv/bin"), ({}, f"{os.defpath}:/venv/bin")],
+    [
+        ({"PATH": "/usr/bin:/bin"}, "/venv/bin:/usr/bin:/bin"),
+        (
+            {"PATH": "/module/bin:/usr/local/bin:/bin:/more"},
+            "/module/bin:/usr/local/bin:/venv/bin:/bin:/more",
+        ),
+        ({"PATH": "/module/bin"}, "/module/bin:/venv/bin"),
+        ({}, f"/venv/bin:{os.defpath}"),
+    ],
 )
-def test_the_python_of_the_site_is_found_last(inherited, path):
+def test_the_python_of_the_site_is_found_before_that_of_the_system(inherited, path):
     assert search_path(inherited, "/venv/bin/python3.11") == {"PATH": path}

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from workbench import wait_for
 
 from hetctl.model.python_start import python_start
 from hetctl.runtime.worker.scripts.command_process import CommandProcess
-from hetctl.runtime.worker.scripts.warm_start import WarmPython
+from hetctl.runtime.worker.scripts.warm_start import WarmPythons, start_warm
+from hetctl.storage.processes import Process
 
 SEEN = """
 import __main__, atexit, gc, json, os, pickle, signal, sys, threading
@@ -28,7 +30,7 @@ seen = dict(
     name=__name__, file=__file__, spec=__spec__ and __spec__.name, package=__package__,
     globals=sorted(globals()),
     signals=[str(signal.getsignal(number)) for number in signal.valid_signals()],
-    mask=str(signal.pthread_sigmask(signal.SIG_BLOCK, [])), parent=os.getppid(),
+    mask=str(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     leads=os.getsid(0) == os.getpgrp() == os.getpid(), threads=threading.active_count(),
     gc=gc.isenabled(), cores=sorted(os.sched_getaffinity(0)), umask=os.umask(0o77),
     stdin=os.read(0, 1).decode(), buffered=sys.stdout.line_buffering,
@@ -65,12 +67,18 @@ class Starts:
 
     def __init__(self, folder: Path, capfd) -> None:
         self.folder, self.capfd = folder, capfd
-        self.warm: WarmPython | None = None
+        self.pythons = WarmPythons()
 
     def process(self, words: list[str], *, is_warm: bool, modules=("decimal",), **variables: str):
-        if is_warm and self.warm is None:
-            self.warm = WarmPython.of(python_start(words), modules, self.folder, {})
-        return CommandProcess(words, self.folder, os.environ | variables, 1.0, self.warm if is_warm else None)
+        environment, warm = os.environ | variables, None
+        if is_warm:
+            place = self.folder, self.folder, environment
+            start = partial(start_warm, python_start(words), modules, {}, words, *place)
+            warm = partial(start, requests=self.pythons.requests.fileno())
+        process = CommandProcess(words, self.folder, environment, 1.0, warm)
+        if is_warm:
+            self.pythons.serve(1)
+        return process
 
     def run(self, *words: str, is_warm: bool, **more):
         """Return exit code, output, errors and reports of a start."""
@@ -88,8 +96,7 @@ class Starts:
 def starts(tmp_path, capfd):
     found = Starts(tmp_path, capfd)
     yield found
-    if found.warm:
-        found.warm.close()
+    found.pythons.close()
 
 
 @pytest.mark.parametrize(
@@ -133,29 +140,74 @@ def test_modules_are_imported_once_and_draw_other_numbers(starts, tmp_path):
     (tmp_path / "draw.py").write_text(
         "import numpy, os, random, slow\nprint(slow.pid, os.getpid(), numpy.random.rand(), random.random())"
     )
-    code, output, errors, _ = starts.run("draw.py", is_warm=True, modules=("slow", "nowhere", "numpy"))
+    modules = ("slow", "nowhere", "numpy")
+    code, output, errors, _ = starts.run("draw.py", is_warm=True, modules=modules)
     assert code == 0
     assert "nowhere cannot be imported ahead: ModuleNotFoundError: No module named" in errors
     said, first = output.splitlines()
     assert said == "imported"
-    second = starts.run("draw.py", is_warm=True)[1]
+    second = starts.run("draw.py", is_warm=True, modules=modules)[1]
     imported, *own = zip(first.split(), second.split(), strict=True)
     assert imported[0] == imported[1]
     assert all(one != other for one, other in own)
 
 
-def test_a_stop_reaches_a_script_that_is_not_begun(starts, tmp_path):
-    (tmp_path / "slow.py").write_text("import time; time.sleep(600)")
-    (tmp_path / "end.py").touch()
-    with closing(starts.process([sys.executable, "end.py"], is_warm=True, modules=("slow",))) as process:
+def test_a_script_that_is_stopped_before_it_begins_leaves_its_python_to_others(starts, tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.01)"
+    )
+    (tmp_path / "see.py").write_text("import os; print(os.getppid()); open(f'begun-{os.getpid()}', 'w')")
+    with closing(starts.process([sys.executable, "see.py"], is_warm=True, modules=("slow",))) as process:
         process.stop()
         while (code := process.ended()) is None:
             process.escalate()
             list(process.reports(0.05))
     assert code == -signal.SIGTERM
-    # The next start has a new Python.
-    (tmp_path / "slow.py").write_text("")
-    assert starts.run("end.py", is_warm=True)[0] == 0
+    (tmp_path / "go").touch()
+    parents = {starts.run("see.py", is_warm=True, modules=("slow",))[1] for _ in range(2)}
+    assert len(parents) == 1
+    assert len([*tmp_path.glob("begun-*")]) == 2
+
+
+def test_a_python_that_was_killed_is_started_again(starts, tmp_path):
+    (tmp_path / "see.py").write_text("import os; print(os.getppid())")
+    parents = []
+    for _ in range(2):
+        parents.append(int(starts.run("see.py", is_warm=True)[1]))
+        python = Process.of(parents[-1])
+        os.kill(python.pid, signal.SIGKILL)
+        wait_for(lambda python=python: not python.alive)
+    assert len({*parents}) == 2
+
+
+def test_a_python_that_cannot_be_started_fails_the_command(starts, tmp_path):
+    (tmp_path / "see.py").touch()
+    (tmp_path / "python").write_text("#!/nowhere/python\n")
+    (tmp_path / "python").chmod(0o700)
+    with closing(starts.process(["./python", "see.py"], is_warm=True)) as process:
+        wait_for(lambda: process.ended() is not None)
+        assert "./python cannot be started: No such file" in process.last_errors()
+
+
+def test_the_least_used_python_makes_room(starts, tmp_path):
+    (tmp_path / "see.py").write_text("import os; print(os.getppid())")
+    first = Process.of(int(starts.run("see.py", is_warm=True)[1]))
+    assert int(starts.run("see.py", is_warm=True, modules=("fractions",))[1]) != first.pid
+    wait_for(lambda: not first.alive)
+
+
+def test_what_a_script_leaves_open_is_written_as_it_ends(starts, tmp_path):
+    (tmp_path / "leave.py").write_text(
+        "file = open('file', 'w'); file.write('text')\n"
+        "class Own:\n    def __del__(self, open=open): open('deleted', 'w').write('too')\n"
+        "own = Own()"
+    )
+    for is_warm in (False, True):
+        assert starts.run("leave.py", is_warm=is_warm)[::2] == (0, "")
+        written = [tmp_path / name for name in ("file", "deleted")]
+        assert [path.read_text() for path in written] == ["text", "too"]
+        for path in written:
+            path.unlink()
 
 
 def test_a_stop_is_a_signal_and_a_closed_pipe(starts, tmp_path):
