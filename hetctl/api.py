@@ -200,7 +200,6 @@ class Run:
         return Trained(self.name, member)
 
     def _rows(self, what: str) -> Iterator[dict[str, Any]]:
-        from hetctl.app.run.select_run import known_run
         from hetctl.app.run.status import search_in
 
         project, status = Project.here(), self.status()
@@ -209,9 +208,8 @@ class Run:
             for trial in search.trials if search else ():
                 yield {**_plain(trial, "config"), **_config(trial.config)}
             return
-        configs = {m.name: m.config for m in known_run(project, self.name)[0].spec.ensemble.members}
         for each in status.members:
-            config = _config(each.config if each.config is not None else configs[each.member])
+            config = _config(each.config)
             if what == "members":
                 yield {
                     **_plain(each, "config", "live_metrics", "log"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetctl.model.hops import HopStatus
@@ -149,8 +149,12 @@ class MemberStatus:
         Rates on its least number of GPUs, and on every number that it has trained on.
     batch_changes : tuple of BatchChange
         Changes of its global batch, which are in its results.
-    config : mapping or None
-        Config of a trial; None for members that are no trials.
+    config : mapping
+        Its config; of a trial, the one that its search has drawn.
+    is_trial : bool
+        True for a trial of a search.
+    gpu_seconds : float
+        Time of all its GPUs in tasks that have ended.
     mode : str
         ``max`` if more of `metric` is better, ``min`` if less is.
     best_epoch : int or None
@@ -174,7 +178,9 @@ class MemberStatus:
     live_metrics: LiveMetrics | None = None
     rates: tuple[MemberRate, ...] = ()
     batch_changes: tuple[BatchChange, ...] = ()
-    config: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    is_trial: bool = False
+    gpu_seconds: float = 0.0
     mode: str = "min"
     best_epoch: int | None = None
     best_checkpoint: str = ""
@@ -268,6 +274,8 @@ class RoundSpan:
 
     Parameters
     ----------
+    predicted_s : float or None
+        Predicted length; None: rates of members were guesses.
     ended_by : str or None
         ``converged``, ``alpha`` (too few active GPUs), ``resize`` or ``preempted`` (the planner took the
         last member's GPUs), ``deadline``, ``failed``, ``signal``, ``driver-lost`` or a budget.
@@ -277,7 +285,7 @@ class RoundSpan:
     job: int
     start_s: float
     end_s: float | None
-    predicted_s: float
+    predicted_s: float | None
     ended_by: str | None
 
 

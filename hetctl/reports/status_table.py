@@ -43,8 +43,9 @@ KEPT = ">best\nkept"
 """Column of the member table with the best epoch whose checkpoint is kept."""
 KEPT_WIDTH = 7
 """Columns of the terminal that it needs beyond `NARROW`."""
-REASON = "reason of its end"
-"""Column of the member table that only a page has room for."""
+HOURS, CONFIG, REASON = ">hours", "config", "reason of its end"
+PAGE_ONLY = frozenset({HOURS, CONFIG, REASON})
+"""Columns of the member table that only a page has room for."""
 MOST_TRIALS = 5
 """Trials whose configs are shown, the best ones."""
 MOST_RANKS = 8
@@ -96,7 +97,7 @@ def status_sections(status: RunStatus, width: int | None) -> Iterator[Section]:
         yield _live(alive, status.device)
     if uneven := [(name, metrics.ranks) for name, metrics in alive if _differ(metrics.ranks)]:
         yield _ranks(uneven)
-    if trials := [member for member in status.members if member.config is not None]:
+    if trials := [member for member in status.members if member.is_trial]:
         yield _best_trials(trials)
     if status.seeds:
         yield _seeds(status.seeds)
@@ -138,7 +139,9 @@ def _members(status: RunStatus, width: int | None) -> Section:
     held = device_word(status.device)
     columns = _member_columns(status, width)
     if width is not None:
-        columns = {header: cell for header, cell in columns.items() if header != REASON}
+        columns = {header: cell for header, cell in columns.items() if header not in PAGE_ONLY}
+    elif not any(member.config for member in status.members):
+        del columns[CONFIG]
     if not _shows_kept(status, width):
         del columns[KEPT]
     is_wide = width is None or width >= NARROW
@@ -149,12 +152,14 @@ def _members(status: RunStatus, width: int | None) -> Section:
     rates = ", profiled and seen" if is_wide else ""
     kept = "; best kept: epoch whose checkpoint stays" if KEPT in columns else ""
     note = f"rate: samples/s on the {held} held last{rates}; best: of all epochs{kept}"
+    if width is None:
+        note += f"; hours: of all its {held}; a click on a header sorts"
     has_guess = any(member.last_rate and not member.last_rate.rate_known for member in status.members)
     described = [(member.member, describe_batches(member, status.device)) for member in status.members]
     return Section(
         headers=list(columns),
         rows=[[cell(member) for cell in columns.values()] for member in status.members],
-        fold=("member", REASON),
+        fold=("member", CONFIG, REASON),
         gap=0,
         notes=[
             *more,
@@ -195,6 +200,8 @@ def _member_columns(status: RunStatus, width: int | None) -> dict[str, Callable[
         KEPT: lambda member: NONE if member.best_epoch is None else str(member.best_epoch),
         ">time\npredicted": lambda member: format_seconds(member.predicted_s),
         ">time\nmeasured": lambda member: format_seconds(member.measured_s),
+        HOURS: lambda member: f"{member.gpu_seconds / 3600:,.3f}",
+        CONFIG: lambda member: describe_config(member.config),
         REASON: lambda member: member.reason or "",
     }
 
@@ -222,7 +229,7 @@ def _best_trials(trials: Sequence[MemberStatus]) -> Section:
             _state(trial),
             _epochs(trial),
             format_metric(trial.best),
-            describe_config(trial.config or {}),
+            describe_config(trial.config),
         )
         for trial in known[:MOST_TRIALS]
     ]

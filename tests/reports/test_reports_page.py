@@ -13,6 +13,7 @@ from pipelined_run import status as pipeline
 
 from hetctl.model.run_status import BalanceHistory, BalancePoint, Comparison, MemberRate, OnCluster, RunStatus
 from hetctl.reports.run_page import render_page
+from hetctl.reports.status_table import status_sections
 from hetctl.reports.style import COLOURS, colours_of, ink_on
 
 MakeRun = Callable[..., RunStatus]
@@ -61,6 +62,17 @@ def test_every_member_round_and_figure_appears(make_run: MakeRun) -> None:
     assert {str(r) for r in range(7)} <= set(outline.texts["td"])
 
 
+def test_a_member_has_its_config_and_hours_on_the_page_alone(make_run: MakeRun) -> None:
+    run = make_run()
+    members = [replace(each, config={"units": 64}, gpu_seconds=900.0) for each in run.members]
+    run = replace(run, members=tuple(members))
+    cells = Outline(render_page(run)).texts["td"]
+    assert {"units=64", "0.250"} <= set(cells)
+    assert not {"config", ">hours"} & {
+        header for section in status_sections(run, 200) for header in section.headers
+    }
+
+
 def test_the_page_opens_with_the_key_figures_of_the_run(make_run: MakeRun) -> None:
     run = replace(make_run(), comparison=Comparison("independent", 214.0, 180.0, 166), warnings=("odd",))
     outline = Outline(render_page(run))
@@ -107,7 +119,7 @@ def test_equal_runs_give_equal_pages_without_network(make_run: MakeRun) -> None:
     page = render_page(make_run())
     assert page == render_page(make_run())
     assert dict(matplotlib.rcParams) == before
-    assert re.search("http|<script|<link|@import", page) is None
+    assert re.search("http|<script [^>]*src|<link|@import|fetch|import[ (]", page) is None
     assert set(re.findall(r"url\((.)", page)) <= {"#"}
 
 

@@ -175,7 +175,8 @@ class RunView:
             end, ended_by = max(begun.time, self._last_heard(index, lost)), DRIVER_LOST
         return RoundSpan(
             *(index, begun.record.job, begun.time - start, None if end is None else end - start),
-            predicted_s=begun.record.predicted_s,
+            # Of guessed rates nothing was predicted.
+            predicted_s=None if self._workloads else begun.record.predicted_s,
             ended_by=ended_by,
         )
 
@@ -208,7 +209,9 @@ class RunView:
             # Each minibatch of a pipeline is a step, whatever the number of GPUs.
             batch_changes=() if name in self.spec.pipelines else batch_changes(member, epochs),
             mode=objective.mode,
-            config=trials[name].record.config if name in trials else None,
+            config=trials[name].record.config if name in trials else member.config,
+            is_trial=name in trials,
+            gpu_seconds=sum((s.end_s - s.start_s) * len(s.gpus) for s in own if s.end_s is not None),
             best_epoch=progress.best_epoch,
             best_checkpoint=progress.best_checkpoint,
         )
