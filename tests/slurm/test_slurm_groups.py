@@ -248,7 +248,7 @@ def project_of(
     keys="max_gpus: {gpus}",
 ):
     """Make one whose members have at most so many GPUs each, or these keys."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     module = MODULES[framework]
     for each in (*MODULES.values(), "handwriting", "sharded_torch"):
         shutil.copy(ENSEMBLES / f"{each}.py", folder)

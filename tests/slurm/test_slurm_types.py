@@ -80,13 +80,13 @@ def test_a_job_measures_on_one_type_of_gpu(tmp_path, cluster):
     python = python_without_training(tmp_path)
     project = project_of(tmp_path, cluster, 2, 4, {}, python=python)
     # Slurm gives the job n1 and n2, of different types.
-    first = project.here("profile", "--all", "--json")
+    first = project.hetctl("profile", "--all", "--json")
     assert first.code == 5
     assert rates(first) == [("fast", 1), ("fast", 2)]
     assert [(one["point"]["gpus"], one["error"]) for one in first.json["failures"]] == [
         (gpus, f"the job has no {gpus} GPUs of one type") for gpus in (3, 4)
     ]
-    second = project.here("profile", "--all", "--queue", "slow", "--force", "--json")
+    second = project.hetctl("profile", "--all", "--queue", "slow", "--force", "--json")
     assert second.code == 0, second
     assert rates(second) == [("fast", 1), ("fast", 2), *(("slow", gpus) for gpus in (1, 2, 3, 4))]
 
@@ -96,7 +96,7 @@ def test_a_group_on_both_types_trains_with_the_planned_batches(tmp_path, cluster
     config = {"seconds": {node: SECONDS[name] for name, nodes in TYPES.items() for node in nodes}}
     project = project_of(tmp_path, cluster, 1, 4, config)
     for queue in TYPES:
-        done = project.here("profile", "--gpus", "2", "--queue", queue, "--force", "--json")
+        done = project.hetctl("profile", "--gpus", "2", "--queue", queue, "--force", "--json")
         assert done.code == 0, done
     assert rates(done) == [("fast", 1), ("fast", 2), ("slow", 1), ("slow", 2)]
     size = ("--gpus", "4", "--time", "10m", "--mode", "auto")
