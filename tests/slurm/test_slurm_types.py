@@ -100,13 +100,13 @@ def test_a_group_on_both_types_trains_with_the_planned_batches(tmp_path, cluster
         assert done.code == 0, done
     assert rates(done) == [("fast", 1), ("fast", 2), ("slow", 1), ("slow", 2)]
     size = ("--gpus", "4", "--time", "10m", "--mode", "auto")
-    plan = project.here("plan", *size, "--json").json
+    plan = project.hetctl("plan", *size, "--json").json
     assert [phase["mode"] for phase in plan["phases"]] == ["balanced"]
     assert plan["balance_gains"]["m"] > 1.2
     (planned,) = plan["rounds"][0]["allocations"]
-    shown = project.here("plan", *size).stdout
+    shown = project.hetctl("plan", *size).stdout
     assert f"gain of balanced batches over equal ones: m {plan['balance_gains']['m']:.2f}\n" in shown
-    done = project.here("submit", *size, "--wait", "--json")
+    done = project.hetctl("submit", *size, "--wait", "--json")
     assert (done.code, done.json["state"]) == (0, "finished"), done
     run = project.home.run("types-001")
     assert options_from(read_spec(run).options).mix_types
