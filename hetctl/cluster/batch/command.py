@@ -192,6 +192,8 @@ def submit_script(
     if not request.script.is_file():  # bsub would take its name for a command
         raise BatchSystemError(f"cannot read {request.script}: no such file")
     if request.submitit:
+        # Without this it configures logging on its import, which closes the handlers of the program around.
+        os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
         # Imported on use: submitit takes 0.11 s.
         from hetctl.cluster.batch.submitit_executor import submit_by_submitit
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -593,3 +595,39 @@ def test_submitit_without_sbatch_is_a_batch_system_error(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BatchSystemError, match="sbatch is not on the PATH"):
         SlurmBatch(tmp_path).submit(replace(request_for("sbatch"), submitit=tmp_path / "submitit"))
+
+
+LOGGING_PROGRAM = """
+import logging, sys
+from dataclasses import replace
+from pathlib import Path
+from test_batch_slurm import SlurmBatch, request_for
+
+class Noting(logging.Handler):
+    closed = False
+    def close(self):
+        self.closed = True
+
+handler = Noting()
+folder = Path(sys.argv[1])
+(folder / "job.sh").write_text("#!/bin/sh")
+try:
+    request = replace(request_for("sbatch"), script=folder / "job.sh", submitit=folder / "submitit")
+    SlurmBatch(folder).submit(request)
+except Exception as error:
+    print(type(error).__name__, "submitit" in sys.modules, handler.closed)
+"""
+
+
+def test_submitit_leaves_the_logging_of_the_program_around_alone(tmp_path):
+    """Its import configured logging, which closed all handlers: pytest's, or those of a notebook."""
+    tests = Path(__file__).parent
+    path = os.pathsep.join([str(tests), str(tests.parents[1])])
+    done = subprocess.run(
+        [sys.executable, "-c", LOGGING_PROGRAM, str(tmp_path)],
+        env={**os.environ, "PATH": str(tmp_path), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["BatchSystemError", "True", "False"], done.stderr
