@@ -45,7 +45,7 @@ def member(function: F | None = None, **keys: Any) -> Any:
 
 
 class Ensemble:
-    """What is to be trained: an ensemble file, or the same keys in Python.
+    """Members to be trained, from an ensemble file or by the same keys in Python.
 
     Parameters
     ----------

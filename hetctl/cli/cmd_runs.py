@@ -150,10 +150,16 @@ def rm_command(runs: tuple[str, ...], yes: bool) -> None:
 
 @click.command("prune")
 @click.argument("runs", metavar="RUN..", nargs=-1, required=True, shell_complete=complete_runs)
-@click.option("--keep-best", is_flag=True, required=True, help="Keep the checkpoint of each best epoch.")
+@click.option(
+    "--keep-best",
+    is_flag=True,
+    required=True,
+    expose_value=False,
+    help="Keep the checkpoint of each best epoch.",
+)
 @yes_option
 @json_option
-def prune_command(runs: tuple[str, ...], keep_best: bool, yes: bool) -> None:
+def prune_command(runs: tuple[str, ...], yes: bool) -> None:
     """Delete checkpoints of runs that have ended, after showing their sizes; logs and results stay.
 
     \b
@@ -164,8 +170,6 @@ def prune_command(runs: tuple[str, ...], keep_best: bool, yes: bool) -> None:
     from hetctl.app.run.remove_run import prune_runs
     from hetctl.reports.units import format_bytes
 
-    if not keep_best:
-        raise click.UsageError("say what stays: --keep-best")
     if not _agreed(runs, yes, "delete all checkpoints but those of best epochs?"):
         return
     pruned = prune_runs(this_project(), runs)

@@ -44,12 +44,12 @@ OLD_S = 90 * DAY_S
 
 
 Seen = EpochResult | TimedRate
-"""What tells a rate that was seen in training."""
+"""Record of a rate that was seen in training."""
 
 
 @dataclass
 class Trained:
-    """What earlier runs have seen of a member: rates by time, and its progress in the newest run."""
+    """Rates of a member in earlier runs, by time, and its progress in the newest run."""
 
     rates: list[Seen] = field(default_factory=list)
     newest: Progress | None = None

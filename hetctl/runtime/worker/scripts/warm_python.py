@@ -36,7 +36,7 @@ EXIT_CODE, INTERRUPTED = "exit_code", "interrupted"
 AHEAD: set[str] = set()
 """Names of the modules that were imported ahead."""
 ENDED: dict[str, Any] = {}
-"""How the script has ended."""
+"""End of the script."""
 
 
 def main() -> None:

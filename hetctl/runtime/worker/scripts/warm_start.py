@@ -25,7 +25,7 @@ from hetctl.runtime.worker.scripts import warm_python
 from hetctl.storage.processes import die_with_parent
 
 KEY = ("python", "script_folder", "modules", "variables")
-"""What starts must have in common to share a Python: program and options, first folder to be searched for
+"""Key of the starts that share a Python: program and options, first folder to be searched for
 modules, modules, and variables of the member."""
 
 
