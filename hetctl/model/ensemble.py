@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from hetctl.model.file_keys import Key, Pattern
 from hetctl.model.searches import SearchSpec
-from hetctl.model.serialization import encode
+from hetctl.model.serialization import TABLE, encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.model.training_settings import (
     CHECKPOINT_DIR,
@@ -452,7 +452,7 @@ class Ensemble:
     name: str
     framework: str
     functions: Functions
-    members: tuple[Member, ...]
+    members: tuple[Member, ...] = field(metadata=TABLE)
     folder: str
     data: str | None = None
     partitions: Partitions | None = None

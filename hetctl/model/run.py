@@ -10,6 +10,7 @@ from typing import Any
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.plan import DATA_PARALLEL
 from hetctl.model.profile import MemberProfile, PreprocessPoint
+from hetctl.model.serialization import TABLE
 from hetctl.model.site import Site
 
 SCHEMA_VERSION = 1
@@ -120,7 +121,7 @@ class RunSpec:
     queue: str
     wall_s: int
     grace_s: int
-    profiles: tuple[MemberProfile, ...]
+    profiles: tuple[MemberProfile, ...] = field(metadata=TABLE)
     checkpoints: str
     options: Mapping[str, Any] = field(default_factory=dict)
     retries: int = 2

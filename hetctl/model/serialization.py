@@ -16,6 +16,10 @@ T = TypeVar("T")
 Decoder = Callable[[Any], Any]
 
 PLAIN = frozenset({str, int, float, bool, type(None)})
+TABLE = {"table": True}
+"""Metadata of a field with many alike dataclasses of one type, which are encoded as a table: the first one in
+full, of each other what differs from it."""
+FIRST, OTHERS = "first", "others"
 
 
 def encode(value: Any) -> Any:
@@ -25,9 +29,12 @@ def encode(value: Any) -> Any:
         return value
     if names := _field_names(kind):
         # Most fields are plain: this check spares two thirds of the calls.
-        return {
+        encoded = {
             name: field if type(field := getattr(value, name)) in PLAIN else encode(field) for name in names
         }
+        for name in _tables(kind):
+            encoded[name] = _table(encoded[name])
+        return encoded
     if isinstance(value, enum.Enum):
         return value.value
     # The builtin types are named since a check against an abstract one takes ten times as long.
@@ -74,6 +81,24 @@ def _field_names(kind: Any) -> tuple[str, ...]:
 
 
 @functools.cache
+def _tables(kind: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(kind) if TABLE.items() <= f.metadata.items())
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Any:
+    if len(rows) < 2:
+        return rows
+    first, *others = rows
+    # In Python 1, 1.0 and true are equal, here they are not.
+    texts = {name: repr(value) for name, value in first.items()}
+    differs = [
+        {name: v for name, v in row.items() if v is not first[name] and repr(v) != texts[name]}
+        for row in others
+    ]
+    return {FIRST: first, OTHERS: differs}
+
+
+@functools.cache
 def _decoder(kind: Any) -> Decoder:
     """Compile the type hints of `kind`, because a run reads hundreds of thousands of values."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -82,7 +107,7 @@ def _decoder(kind: Any) -> Decoder:
     if origin in (Union, types.UnionType):
         return _first_of(kind, arguments)
     if origin in (tuple, Sequence):
-        return _tuple_of(kind, _decoder(arguments[0]))
+        return _tuple_of(kind, arguments[0])
     if origin is not None and issubclass(origin, Mapping):
         return _mapping_of(kind, arguments[0], _decoder(arguments[1]))
     if dataclasses.is_dataclass(kind):
@@ -108,13 +133,45 @@ def _first_of(kind: Any, kinds: tuple[Any, ...]) -> Decoder:
     return decoded
 
 
-def _tuple_of(kind: Any, item: Decoder) -> Decoder:
+def _tuple_of(kind: Any, of: Any) -> Decoder:
+    item, has_tables = _decoder(of), dataclasses.is_dataclass(of)
+
     def decoded(data: Any) -> Any:
+        if has_tables and type(data) is dict and data.keys() == {FIRST, OTHERS}:
+            return _rows(of, data[FIRST], _expect(list, data[OTHERS], kind))
         given = data if type(data) is list else _expect(list, data, kind)
         # Most of a member's are empty.
         return tuple([item(value) for value in given]) if given else ()
 
     return decoded
+
+
+def _rows(kind: Any, first: Any, others: Sequence[Any]) -> tuple[Any, ...]:
+    """Rebuild the dataclasses of a table: what they have in common is decoded once."""
+    model = _decoder(kind)(first)
+    if not _is_plain(kind):
+        return model, *(_decoder(kind)({**first, **row}) for row in others)
+    made, fields = [model], _field_decoders(kind)
+    for row in others:
+        given = row if type(row) is dict else _expect(dict, row, kind)
+        one = object.__new__(kind)
+        one.__dict__.update(model.__dict__)
+        one.__dict__.update([(name, fields[name](value)) for name, value in given.items() if name in fields])
+        made.append(one)
+    return tuple(made)
+
+
+@functools.cache
+def _is_plain(kind: Any) -> bool:
+    """Return true for a dataclass whose __init__ has no further effect; filling it takes half of the time."""
+    others = hasattr(kind, "__slots__"), hasattr(kind, "__post_init__"), len(_field_names(kind)) < 2
+    return bool(kind.__dataclass_params__.frozen) and not any(others)
+
+
+@functools.cache
+def _field_decoders(kind: Any) -> dict[str, Decoder]:
+    hints = typing.get_type_hints(kind)
+    return {name: _decoder(hints[name]) for name in _field_names(kind)}
 
 
 def _mapping_of(kind: Any, key: Decoder, item: Decoder) -> Decoder:
@@ -131,10 +188,7 @@ def _mapping_of(kind: Any, key: Decoder, item: Decoder) -> Decoder:
 def _dataclass_of(kind: Any) -> Decoder:
     hints = typing.get_type_hints(kind)
     names = _field_names(kind)
-    fields = {name: _decoder(hints[name]) for name in names}
-    # For a plain class, __init__ has no further effect and takes half of the time here.
-    others = hasattr(kind, "__slots__"), hasattr(kind, "__post_init__"), len(names) < 2
-    plain = kind.__dataclass_params__.frozen and not any(others)
+    fields, plain = _field_decoders(kind), _is_plain(kind)
     all_names, every = frozenset(names), operator.itemgetter(*names) if plain else tuple
     # Fields whose values still differ from their hints, by the types of all values.
     unfinished: dict[tuple[type, ...], tuple[str, ...]] = {}

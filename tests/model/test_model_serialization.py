@@ -96,6 +96,11 @@ def test_missing_fields_take_their_defaults():
         (Job, {"number": 0, "batch_id": "1", "state": "sleeping", "nodes": 1,
                "wall_s": 1, "submitted_at": 0.0}),
         (tuple[int, ...], "12"),
+        (tuple[int, ...], {"first": 1, "others": []}),
+        (tuple[Queue, ...], {"first": {}, "others": []}),
+        (tuple[Queue, ...], {"first": {"name": "a"}, "others": 3}),
+        (tuple[Queue, ...], {"first": {"name": "a"}, "others": [3]}),
+        (tuple[Queue, ...], {"first": {"name": "a"}, "others": [{"name": 3}]}),
         (dict[str, int], [1]),
     ],
 )  # fmt: skip
@@ -108,6 +113,19 @@ def test_a_whole_number_decodes_as_float_but_not_the_reverse():
     assert isinstance(decode(StopRule, {"min_delta": 1}).min_delta, float)
     with pytest.raises(ValueError, match="expected"):
         decode(StopRule, {"max_epochs": 1.0})
+
+
+def test_members_are_a_table_of_differences_from_the_first_one():
+    configs = {"a": 1}, {"a": 1}, {"a": 1.0}, {"a": True}
+    members = tuple(Member(f"m{number}", config) for number, config in enumerate(configs))
+    encoded = encode(Ensemble("e", "torch", Functions("m:i", "m:f"), members, "/x"))
+    assert encoded["members"]["others"] == [
+        {"name": "m1"}, {"name": "m2", "config": {"a": 1.0}}, {"name": "m3", "config": {"a": True}},
+    ]  # fmt: skip
+    decoded = decode(Ensemble, json.loads(json.dumps(encoded))).members
+    assert [repr(member.config) for member in decoded] == [repr(config) for config in configs]
+    # Runs of earlier versions have all members in full.
+    assert decode(Ensemble, encoded | {"members": [encode(member) for member in members]}).members == members
 
 
 def test_equal_values_beside_one_another_are_one():
