@@ -227,6 +227,8 @@ class LiveMetrics:
 
 NEWEST = 3
 """Number of newest epochs whose rates are kept apart."""
+DETAILS = frozenset({"_last", "_summary", "_timed"})
+"""Attributes of a history that are read on demand, since a status needs those of few members."""
 
 
 Kind = tuple[str | None, bool, bool, bool, tuple[str, ...]]
@@ -447,37 +449,45 @@ class EpochHistory(Sequence[EpochResult]):
                 yield int(next(alike)[3]), int(gpus), int(batch)
 
     def row(self) -> list[Any]:
-        """Return the argument of `from_row`, without the epochs."""
+        """Return the argument of `from_row` that is read of every member."""
         rates = [[*key, newest] for key, newest in self.rates.items()]
-        last = self._last and list(vars(self._last).values())
-        timed = [list(vars(each).values()) for each in self._timed]
-        return [self._count, last, rates, list(self.overheads_s.items()), self._summarised, timed]
+        return [self._count, rates, list(self.overheads_s.items())]
 
     def packed(self) -> bytes:
-        """Return the epochs as one line of text."""
+        """Return the rest as one line of text."""
         if self._packed is None:
             rows = self._rows
+            last = self._last and list(vars(self._last).values())
+            timed = [list(vars(each).values()) for each in self._timed]
             head = f"{rows.width} {json.dumps(list(rows.kinds))}\n".encode()
             body = rows.numbers[: self._count * rows.width].tobytes()
-            self._packed = b64encode(compress(head + body, 1))
+            details = json.dumps([last, self._summarised, timed], separators=(",", ":")).encode()
+            self._packed = details + b" " + b64encode(compress(head + body, 1))
         return bytes(self._packed)
 
     @classmethod
     def from_row(cls, row: Sequence[Any], packed: bytes | memoryview) -> EpochHistory:
         """Return the history with this `row` and `packed`."""
         made = cls.__new__(cls)
-        made._count, last, rates, overheads_s, made._summary, timed = row
-        made._timed = tuple(TimedRate(*each) for each in timed)
-        made._last = last and EpochResult(*last)
+        made._count, rates, overheads_s = row
         made.rates = {(gpu_type, gpus, size): tuple(newest) for gpu_type, gpus, size, newest in rates}
         made.overheads_s = {size: tuple(newest) for size, newest in overheads_s}
         made._unpacked, made._packed = None, packed
         return made
 
+    def __getattr__(self, name: str) -> Any:
+        """Read what `from_row` has left out."""
+        if name not in DETAILS:
+            raise AttributeError(name)
+        last, self._summary, timed = json.loads(bytes(self._packed).rpartition(b" ")[0])
+        self._timed = tuple(TimedRate(*each) for each in timed)
+        self._last = last and EpochResult(*last)
+        return getattr(self, name)
+
     @property
     def _rows(self) -> _Rows:
         if self._unpacked is None:
-            head, _, body = decompress(b64decode(self._packed)).partition(b"\n")
+            head, _, body = decompress(b64decode(bytes(self._packed).rpartition(b" ")[2])).partition(b"\n")
             width, kinds = head.split(b" ", 1)
             found = ((gpu_type, *has, tuple(names)) for gpu_type, *has, names in json.loads(kinds))
             self._unpacked = _Rows(found, int(width), body)
