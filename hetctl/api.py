@@ -195,6 +195,19 @@ class Run:
             raise BadInputError(f"there is no frame {what!r}", f"it is one of {', '.join(FRAMES)}")
         return pd.DataFrame(list(self._rows(what)))
 
+    def ensemble(
+        self, path: str | Path | None = None, *, way: str = "greedy", soups: bool = False, force: bool = False
+    ) -> dict[str, Any]:
+        """Average its members, and return what ``hetctl ensemble --json`` says.
+
+        Parameters
+        ----------
+        path : path or None
+            Folder that is written, by the ensemble `way`; None: none is.
+        """
+        words = [self.name, "--way", way, *["--soups"] * soups, *["--force"] * force]
+        return _said("ensemble", *words, *([] if path is None else ["-o", str(path)]))
+
     def best(self, member: str | None = None) -> Trained:
         """Return a member's best epoch, by default that of the member with the best metric."""
         return Trained(self.name, member)
@@ -241,13 +254,7 @@ class Trained:
         path : path
             File whose ending gives the format, or a folder; see ``hetctl export``.
         """
-        # In another process: it hides GPUs from itself, and imports the user's modules as they were.
-        words = ["export", *self._names, "-o", str(path), "--json", *["--force"] * force]
-        done = subprocess.run([sys.executable, "-m", "hetctl", *words], capture_output=True, text=True)
-        said: dict[str, Any] = json.loads(done.stdout)
-        if error := said.get("error"):
-            raise BadInputError(error["message"], error["hint"])
-        return said
+        return _said("export", *self._names, "-o", str(path), *["--force"] * force)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a PyTorch network on the CPU; BadInputError for another framework."""
@@ -270,6 +277,16 @@ class Trained:
             path = Path(folder) / f"weights{ending}"
             self.export(path)
             yield path
+
+
+def _said(*words: str) -> dict[str, Any]:
+    """Return what a command says with ``--json``; BadInputError if it fails."""
+    # In another process: it hides GPUs from itself, and imports the user's modules as they were.
+    done = subprocess.run([sys.executable, "-m", "hetctl", *words, "--json"], capture_output=True, text=True)
+    said: dict[str, Any] = json.loads(done.stdout)
+    if error := said.get("error"):
+        raise BadInputError(error["message"], error["hint"])
+    return said
 
 
 def _plain(value: object, *but: str) -> dict[str, Any]:

@@ -362,6 +362,7 @@ USED_BY_OTHERS = {
     ("hetctl.examples.digits.digits", "model_fn"): "named in the example's ensemble file",
     ("hetctl.examples.digits-pytorch.digits", "input_fn"): "named in the example's ensemble file",
     ("hetctl.examples.digits-pytorch.digits", "model_fn"): "named in the example's ensemble file",
+    ("hetctl.runtime.frameworks.exported_ensemble", "predict_fn"): "for users' code, in exported folders",
     ("hetctl.images", "ImageFolder"): "for users' code",
     ("hetctl.images", "in_turn"): "for users' code",
     ("hetctl.images", "random_crop_and_flip"): "for users' code",

@@ -48,6 +48,10 @@ COMMANDS = {
     "catalog": ("cmd_project", "Make the catalog anew from the files of runs and profiles."),
     "report": ("cmd_run", "Write an HTML page about a run: Gantt chart and learning curves."),
     "export": ("cmd_export", "Write the weights of a member for use without hetctl, with a model card."),
+    "ensemble": (
+        "cmd_ensemble",
+        "Choose and average trained members, and write them for use without hetctl.",
+    ),
     "sites": ("cmd_sites", "List the known sites, show one, or check a site file."),
     "doctor": ("cmd_sites", "Check a site and report what to fix."),
     "schema": ("cmd_project", "Print the JSON Schema of ensemble or site files."),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 DURATION, SIZE = "duration", "size"
 """Forms of numbers in files: times such as 2h for seconds, and memory such as 512GB for bytes."""
@@ -19,6 +19,9 @@ class Limits:
 
     def __init__(self, form: str = "", **limits: Any) -> None:
         self.form, self.limits = form, limits
+
+
+Bytes = Annotated[int, Limits(SIZE)]
 
 
 class Key(Limits):

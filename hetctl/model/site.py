@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from hetctl.model.file_keys import DURATION, SIZE, Key, Limits, Pattern
+from hetctl.model.file_keys import DURATION, Bytes, Key, Limits, Pattern
 
 NODES, MEMBERS = "nodes", "members"
 """Resource sets of agents: whole nodes for a job, or a member's GPUs on a node for a round."""
@@ -43,7 +43,6 @@ Interface = Annotated[
         "must be the name of a network interface (at most 15 characters) or a pattern such as hsn*",
     ),
 ]
-Bytes = Annotated[int, Limits(SIZE)]
 
 
 @dataclass(frozen=True)

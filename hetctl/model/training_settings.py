@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Any
 
-from hetctl.model.file_keys import Key
+from hetctl.model.file_keys import Bytes, Key
 
 
 @dataclass(frozen=True)
@@ -210,6 +210,13 @@ class KeepSettings:
         int, Key("Number of the best epochs, by the metric of the stop rule, whose checkpoints stay.", ge=0)
     ] = 1
     last: Annotated[int, Key("Number of the last finished epochs whose checkpoints stay.", ge=1)] = 1
+    predictions: Annotated[
+        Bytes | None,
+        Key(
+            "Most bytes of validation predictions, with targets, that a checkpoint of a finished epoch has"
+            " for `hetctl ensemble`, such as 256MiB; larger ones are left out; null: none."
+        ),
+    ] = 64 * 2**20
 
 
 AUTO, ON, OFF = "auto", "on", "off"

@@ -30,6 +30,7 @@ import commands_bench
 import coordination_bench
 import demo_bench
 import doubling_exact
+import ensemble_bench
 import fleet
 import hetpipe_bench
 import hoho_bench
@@ -423,6 +424,7 @@ SECTIONS: dict[str, Section] = {
     "scripts": script_bench.table,
     "script-search": script_search_bench.table,
     "demo": demo_bench.table,
+    "ensembles": ensemble_bench.table,
     "hopper": hopper_bench.table,
     "cerebro": cerebro_bench.table,
     "cerebro-milp": cerebro_bench.milp_table,

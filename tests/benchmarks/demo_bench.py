@@ -102,7 +102,7 @@ def _train_longer(ensemble: Path) -> None:
 
 
 def _round(parent: Path, name: str) -> Round:
-    _hetctl(parent, "init", name, "--example", "digits")
+    hetctl(parent, "init", name, "--example", "digits")
     folder = parent / name
     _train_longer(folder / "ensemble.yaml")
     # First, while the catalog is empty.
@@ -187,13 +187,13 @@ def _off(rounds: list[Round], slots: int) -> dict[str, float]:
 
 
 def _profile(folder: Path) -> dict[tuple[str, int], float]:
-    points = _hetctl(folder, "profile", "--all", "--force", "--json")["points"]
+    points = hetctl(folder, "profile", "--all", "--force", "--json")["points"]
     return {(point["member"], point["gpus"]): point["rate"] for point in points}
 
 
 def _run(folder: Path, planner: str, *more: str) -> Run:
     began = time.perf_counter()
-    status = _hetctl(folder, "submit", "--new", "--planner", planner, "--wait", "--json", *more)
+    status = hetctl(folder, "submit", "--new", "--planner", planner, "--wait", "--json", *more)
     rates = {
         (member["member"], rate["gpus"]): rate["seen"]
         for member in status["members"]
@@ -223,7 +223,7 @@ def _pool(folder: Path) -> Run:
     return Run(said["seconds"], said["epochs"], {}, time.perf_counter() - began)
 
 
-def _hetctl(folder: Path, *arguments: str) -> Any:
+def hetctl(folder: Path, *arguments: str) -> Any:
     environment = {name: value for name, value in os.environ.items() if name != "HETCTL_HOME"}
     done = subprocess.run(
         [sys.executable, "-m", "hetctl", *arguments],

@@ -38,7 +38,7 @@ OF_FRAMEWORK = {
 
 
 @dataclass(frozen=True)
-class _Source:
+class Source:
     """Member whose weights are exported, with its run."""
 
     spec: RunSpec
@@ -83,23 +83,37 @@ def export(
     return write(source, epoch, output, force)
 
 
-def _source(project: Project, names: Sequence[str]) -> _Source:
+def _source(project: Project, names: Sequence[str]) -> Source:
     with project.reading() as catalog:
         runs = catalog.run_names()
-        run, named = split_names(runs, names, most=1)
+    of_run, named = split_names(runs, names, most=1)
+    run, found = sources_of(project, of_run)
+    wanted = next(iter(named), None)
+    if wanted is not None and wanted not in found:
+        of_runs = f"; runs: {', '.join(runs)}" if of_run is None else ""
+        raise BadInputError(
+            f"run {run} has no member {wanted!r}, but {', '.join(found)}{of_runs}", "name one of these"
+        )
+    return found[wanted or _best_member(found, run)]
+
+
+def sources_of(project: Project, run: str | None) -> tuple[str, dict[str, Source]]:
+    """Return the name of a run, by default the newest, and its members by name; trials that began, too.
+
+    Raises
+    ------
+    BadInputError
+        If there is no such run, or its folder is gone.
+    """
+    with project.reading() as catalog:
         record = record_of(catalog, run)
         require_folder(project, record, catalog.jobs(record.spec.run))
     spec, folder = record.spec, project.home.run(record.spec.run)
     state = state_in(folder, spec)
     members = _members(spec.ensemble, {name: e.record.config for name, e in state.facts.trials.items()})
-    wanted = next(iter(named), None)
-    if wanted is not None and wanted not in members:
-        of_runs = f"; runs: {', '.join(runs)}" if run is None else ""
-        raise BadInputError(
-            f"run {spec.run} has no member {wanted!r}, but {', '.join(members)}{of_runs}", "name one of these"
-        )
-    name = wanted or _best_member(members, state.progress, spec.run)
-    return _Source(spec, folder, members[name], state.progress[name])
+    return spec.run, {
+        name: Source(spec, folder, member, state.progress[name]) for name, member in members.items()
+    }
 
 
 def _members(ensemble: Ensemble, trials: Mapping[str, Mapping[str, Any]]) -> dict[str, Member]:
@@ -111,19 +125,25 @@ def _members(ensemble: Ensemble, trials: Mapping[str, Mapping[str, Any]]) -> dic
     }
 
 
-def _best_member(members: Mapping[str, Member], progress: Mapping[str, Progress], run: str) -> str:
+def _best_member(found: Mapping[str, Source], run: str) -> str:
     """Return the member with the best metric."""
-    trained = {name: member for name, member in members.items() if progress[name].epochs}
-    rules = {(member.stop.metric, member.stop.mode) for member in trained.values()}
+    trained = {name: source for name, source in found.items() if source.progress.epochs}
+    rules = {(source.member.stop.metric, source.member.stop.mode) for source in trained.values()}
     if len(rules) != 1:
         problem = "no member with a finished epoch" if not rules else "members with several metrics"
-        raise BadInputError(f"run {run} has {problem}", f"name a member: {', '.join(members)}")
-    best = {name: member.stop.ranked(progress[name].epochs)[0] for name, member in trained.items()}
-    first = next(iter(trained.values())).stop.ranked(list(best.values()))[0]
-    return next(name for name, done in best.items() if done is first)
+        raise BadInputError(f"run {run} has {problem}", f"name a member: {', '.join(found)}")
+    return best_first(trained)[0]
 
 
-def _chosen(source: _Source, wanted: int | str, kept: Sequence[int], best: int | None) -> int:
+def best_first(trained: Mapping[str, Source]) -> list[str]:
+    """Return members with finished epochs, all of one stop rule, by their best metric."""
+    best = {name: one.member.stop.ranked(one.progress.epochs)[0] for name, one in trained.items()}
+    rule = next(iter(trained.values())).member.stop
+    place = {id(done): number for number, done in enumerate(rule.ranked(list(best.values())))}
+    return sorted(best, key=lambda name: place[id(best[name])])
+
+
+def _chosen(source: Source, wanted: int | str, kept: Sequence[int], best: int | None) -> int:
     """Return the number of an epoch that is kept."""
     of_words = {BEST: best, LAST: kept[-1] if kept else None}
     epoch = of_words[wanted] if isinstance(wanted, str) else wanted
@@ -142,7 +162,7 @@ def _chosen(source: _Source, wanted: int | str, kept: Sequence[int], best: int |
     )
 
 
-def _written(source: _Source, wanted: int | str, output: Path, force: bool) -> Exported:
+def _written(source: Source, wanted: int | str, output: Path, force: bool) -> Exported:
     """Write a file of the member's framework."""
     from hetctl.runtime.frameworks import load_framework
     from hetctl.runtime.worker.checkpoint import CheckpointFolder
@@ -164,8 +184,8 @@ def _written(source: _Source, wanted: int | str, output: Path, force: bool) -> E
             f"the checkpoint of epoch {epoch} in {source.checkpoints} is damaged",
             f"restore its files, or name another epoch: {', '.join(others) or 'there is none'}",
         )
-    with _replacing(file) as unfinished:
-        note = framework.write_weights(_saved(source, ensemble, loaded), unfinished)
+    with replacing(file) as unfinished:
+        note = framework.write_weights(saved_network(source, ensemble, loaded), unfinished)
     # Events may lack the last epoch, if the trainer was killed between it and its event.
     history = max(loaded.state.epochs, source.progress.epochs, key=len)
     return _described(
@@ -173,7 +193,7 @@ def _written(source: _Source, wanted: int | str, output: Path, force: bool) -> E
     )
 
 
-def _saved(source: _Source, ensemble: Ensemble, loaded: Any) -> Any:
+def saved_network(source: Source, ensemble: Ensemble, loaded: Any) -> Any:
     """Return the loaded network with what builds it; the user's modules are imported on use."""
     from hetctl.runtime.data.sources import as_sources
     from hetctl.runtime.frameworks.stage_network import SavedNetwork
@@ -217,7 +237,7 @@ def _naming(name: str, function: Callable[[], Any]) -> Callable[[], Any]:
     return call
 
 
-def _copied(source: _Source, wanted: int | str, output: Path, force: bool) -> Exported:
+def _copied(source: Source, wanted: int | str, output: Path, force: bool) -> Exported:
     """Copy the checkpoint of a command, a file or a folder."""
     from hetctl.runtime.worker.scripts.best_copies import BestCopies, copied_epochs
 
@@ -230,7 +250,7 @@ def _copied(source: _Source, wanted: int | str, output: Path, force: bool) -> Ex
     best = BestCopies(source.checkpoints, source.member).best(history).epoch
     epoch = _chosen(source, wanted, kept, best)
     target = _target(output, found[epoch].name, force)
-    with _replacing(target) as unfinished:
+    with replacing(target) as unfinished:
         (shutil.copytree if found[epoch].is_dir() else shutil.copy2)(found[epoch], unfinished)
     note = "it is a checkpoint of the script, which loads it as after a restart"
     return _described(source, target, epoch=epoch, best=best, kept=kept, note=note, history=history)
@@ -269,7 +289,7 @@ def _check_ending(file: Path, entry: FrameworkEntry) -> None:
 
 
 @contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
+def replacing(target: Path) -> Iterator[Path]:
     """Yield a path of the same name in a folder beside it; what is written there replaces it at the end."""
     with tempfile.TemporaryDirectory(prefix=".hetctl-", dir=target.parent) as folder:
         unfinished = Path(folder) / target.name
@@ -280,7 +300,7 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 
 def _described(
-    source: _Source,
+    source: Source,
     path: Path,
     *,
     epoch: int,

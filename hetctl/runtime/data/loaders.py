@@ -89,6 +89,10 @@ class Loader:
         All ranks of the group must split the same chunk by the same sizes.
         """
 
+    def is_in_order(self, ranks: int) -> bool:  # noqa: ARG002
+        """Return true if so many ranks have the samples of each chunk in the order of the stream."""
+        return False
+
     def close(self) -> None:
         """Release the batches; no more are requested."""
 
@@ -126,6 +130,10 @@ class StreamLoader(Loader):
     def split(self, sizes: tuple[int, ...]) -> None:
         """Use these sizes from the next chunk on."""
         self._stream, self._running = replace(self._stream, sizes=sizes), replace(self._running, sizes=sizes)
+
+    def is_in_order(self, ranks: int) -> bool:
+        """Return true if the stream is one of so many ranks."""
+        return self._stream.ranks == ranks
 
     def _order_at(self, epoch: int, _start: int) -> Order:
         """Return the loader's own order after the first samples of an epoch."""

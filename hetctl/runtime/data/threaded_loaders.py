@@ -132,6 +132,10 @@ class ShardLoader(ThreadedLoader):
         self._plans: dict[int, ShardPlan] = {}
         self._readers: dict[tuple[int, int], ShardReader] = {}
 
+    def is_in_order(self, ranks: int) -> bool:  # noqa: ARG002
+        """Return false: the order depends on the number of ranks."""
+        return False
+
     def _order_at(self, epoch: int, start: int) -> Order:
         """Return the order after the first chunks of an epoch, if it is trained with the present sizes."""
         plan = self._plan_at((self._stream.seed, epoch))

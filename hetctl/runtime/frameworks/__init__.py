@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -22,13 +23,14 @@ from hetctl.runtime.data.batches import Arrays, Batches, TrainingData
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.stage_network import Chain, SavedNetwork, StatefulNetwork, TensorMemory
 from hetctl.runtime.worker.group import CollectiveBackend, Group
+from hetctl.runtime.worker.predictions import Batch, Predictions, joined, lone_array
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.user_functions import (
     TrainingContext,
     UserFunctions,
-    WholeEvaluation,
     takes_context,
     training_loss,
+    whole_metrics,
 )
 
 if TYPE_CHECKING:
@@ -58,9 +60,12 @@ class TrainableNetwork(StatefulNetwork):
     ----------
     timer : StepTimer or None
         Timer of this rank's steps; None for a group of one rank.
+    reuses_outputs : bool
+        True if an evaluation's batch may overwrite the outputs of the one before.
     """
 
     timer: StepTimer | None = None
+    reuses_outputs = False
 
     def __init__(
         self,
@@ -78,7 +83,13 @@ class TrainableNetwork(StatefulNetwork):
         self._member, self._group = member, group
         self._convert = convert
         self._train_fn = functions.train_fn or default_train_fn
-        self._whole = functions.evaluate_fn and WholeEvaluation(functions.evaluate_fn, member.config)
+        self._evaluate_fn = functions.evaluate_fn
+        self._predictions = Predictions(
+            self.arrays_of, at_once=self.reuses_outputs or bool(self._evaluate_fn)
+        )
+        self._predictions.most_bytes = math.inf if self._evaluate_fn else 0
+        self._whole: Batch | None = None
+        self._most_kept = 0
         self._context: TrainingContext | None = None
         self._accumulation: Any = None
         if takes_context(self._train_fn):
@@ -124,12 +135,48 @@ class TrainableNetwork(StatefulNetwork):
 
     def _with_whole(self, found: dict[str, float]) -> dict[str, float]:
         """Add the metrics, if any, that rank 0 computes from all ranks' predictions."""
-        if self._whole is None:
+        if self._evaluate_fn is None:
             return found
-        own = self._whole.taken()
-        shares = [own] if self._group.size == 1 else self.gather(own)
-        of_all = self._whole.metrics(shares, found) if self._group.rank == 0 else None
+        shares, of_all = self._shares(), None
+        if self._group.rank == 0:
+            of_all, self._whole = whole_metrics(self._evaluate_fn, shares, self._member.config, found)
         return {**found, **self._group.broadcast(of_all)}
+
+    def _shares(self) -> list[Any]:
+        """Return, on rank 0, the predictions of all ranks; all ranks call it."""
+        own = self._predictions.taken()
+        return [own] if self._group.size == 1 else self.gather(own)
+
+    def keep_predictions(self, samples: int, most_bytes: int) -> None:
+        """Keep the predictions of each evaluation if they and their targets are no larger.
+
+        Parameters
+        ----------
+        samples : int
+            Validation samples of the group, which its ranks get in their order.
+        """
+        self._most_kept, self._predictions.samples = most_bytes, samples
+        if self._evaluate_fn is None:
+            self._predictions.most_bytes = most_bytes
+
+    def predictions(self) -> dict[str, npt.NDArray[Any]]:
+        """Return, on rank 0, ``outputs`` and ``targets`` of the last evaluation in the order of the samples.
+
+        All ranks call it, once after an evaluation. Empty: they are not kept, too large, of several shapes,
+        or of a network with several outputs.
+        """
+        if self._most_kept and self._evaluate_fn is None:
+            shares = self._shares()
+            with suppress(ValueError):
+                self._whole = joined(shares) if shares and None not in shares else None
+        whole, self._whole = self._whole, None
+        found = {} if whole is None else {"outputs": lone_array(whole[0]), "targets": whole[1]}
+        fits = all(array is not None and array.dtype.kind in "biuf" for array in found.values())
+        return found if fits and sum(array.nbytes for array in found.values()) <= self._most_kept else {}
+
+    def arrays_of(self, outputs: Any) -> Any:
+        """Return outputs as arrays in the node's memory."""
+        raise NotImplementedError
 
     def metric_sums(self) -> dict[str, npt.NDArray[Any]]:
         """Return the sums over samples from which the last evaluation's metrics are computed.

@@ -75,9 +75,8 @@ class KerasNetwork(TrainableNetwork):
             "GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0",
             lambda arrays: tuple(map(fields_of, arrays)),
         )
-        # Each step is traced once for batches of one size. Keras' own test step returns no outputs.
-        self._test_step = compiled_step(lambda x, y, count: model.test_step((_first(x, count), y[:count])))
-        self._predict_step = compiled_step(lambda x, count: _first(model(x, training=False), count))
+        # Each step is traced once for batches of one size.
+        self._test_step = compiled_step(self._tested)
         self.timer = GraphStepTimer() if group.size > 1 else None
         if group.size > 1:
             horovod().broadcast_variables([_raw(v) for _, v in self._variables()], root_rank=0)
@@ -102,20 +101,40 @@ class KerasNetwork(TrainableNetwork):
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
         """Evaluate this rank's share, and sum the metrics' variables over the ranks."""
         self._model.reset_metrics()
+        self._predictions.begin()
         tested = False
         for samples, count in batches:
             tested |= count > 0
             x, y = pad(samples, self._member.rows_evaluated)
             if count:
-                self._test_step(_tensors_of(x), tf.convert_to_tensor(y), tf.constant(count))
-            if self._whole and count:
-                outputs = self._predict_step(_tensors_of(x), tf.constant(count))
-                self._whole.add(tf.nest.map_structure(np.asarray, outputs), samples[1][:count])
-            elif self._whole:
-                self._whole.skip()
+                outputs = self._test_step(_tensors_of(x), tf.convert_to_tensor(y), tf.constant(count))
+                self._predictions.add(outputs, samples[1][:count])
+            else:
+                self._predictions.skip()
         if self._group.size > 1:
             self._add_up_metrics(tested, samples)
         return self._with_whole(self._metrics())
+
+    def _tested(self, x: Any, y: Any, count: Any) -> Any:
+        """Run Keras' test step on the first samples of a batch; return their outputs, which it does not."""
+        model, seen = self._model, []
+        compute = model.compute_metrics
+
+        def compute_metrics(x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+            seen.append(y_pred)
+            return compute(x, y, y_pred, sample_weight)
+
+        model.compute_metrics = compute_metrics
+        try:
+            model.test_step((_first(x, count), y[:count]))
+        finally:
+            del model.compute_metrics
+        # A test step of the user's own may compute its metrics in another way.
+        return seen[-1] if seen else model(_first(x, count), training=False)
+
+    def arrays_of(self, outputs: Any) -> Any:
+        """Return outputs as arrays."""
+        return tf.nest.map_structure(np.asarray, outputs)
 
     def metric_sums(self) -> dict[str, npt.NDArray[Any]]:
         """Return the variables of the metrics, by position: they are sums, as in Keras' own metrics."""

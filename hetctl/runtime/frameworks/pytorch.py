@@ -80,7 +80,8 @@ class TorchNetwork(TrainableNetwork):
         self._parts = parts
         self._device = device
         self._tensors = DeviceCopies(device)
-        self._compiled = is_compiled(parts.model)
+        # Graphs on a GPU, which torch.compile may make, have one memory for the outputs of all batches.
+        self._compiled = self.reuses_outputs = is_compiled(parts.model)
         super().__init__(
             *(parts.model, parts.optimizer, member, functions, group),
             *(_default_train_fn(parts.loss, self._compiled), device, self._tensors),
@@ -137,6 +138,7 @@ class TorchNetwork(TrainableNetwork):
         scores = {**self._parts.metrics, "loss": self._parts.loss}
         # The last sum is the number of samples. On the device: float() would wait for it in each batch.
         sums = torch.zeros(len(scores) + 1, dtype=torch.float64, device=self._device)
+        self._predictions.begin()
         with torch.no_grad():
             for samples, count in batches:
                 if count or self.evaluates_examples:
@@ -144,16 +146,19 @@ class TorchNetwork(TrainableNetwork):
                 if count:
                     means = [self._number(score(outputs, y)) for score in scores.values()]
                     sums += count * torch.stack([*means, self._number(1.0)])
-                if self._whole and count:
-                    self._whole.add(mapped_outputs(array_of, outputs), samples[1][:count])
-                elif self._whole:
-                    self._whole.skip()
+                    self._predictions.add(outputs, samples[1][:count])
+                else:
+                    self._predictions.skip()
         if self._group.size > 1:
             dist.all_reduce(sums)
         *totals, count = sums.tolist()
         return self._with_whole(
             {f"val_{name}": total / count for name, total in zip(scores, totals, strict=True)}
         )
+
+    def arrays_of(self, outputs: Any) -> Any:
+        """Return outputs as arrays."""
+        return mapped_outputs(array_of, outputs)
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Return all state, each tensor by its name in the module or the optimizer."""

@@ -43,16 +43,18 @@ ACCESSES = "visits/"
 """Prefix of a checkpoint's arrays with the state of `SampleAccesses`."""
 SCORES = "scores/"
 """Prefix of the sums for the metrics of an unfinished evaluation of a member that hops."""
+PREDICTIONS = "predictions/"
+"""Prefix of the outputs of the network, and of the targets, for the validation samples."""
 GENERATORS = "generators_of_rank/"
 """Prefix, before the rank, of the states of other ranks' generators, each a JSON text."""
 
 
 def own_arrays(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
-    """Return a checkpoint's arrays of the network, without those of managers, accesses, scores or ranks."""
+    """Return a checkpoint's arrays of the network alone."""
     return {
         name: array
         for name, array in arrays.items()
-        if not name.startswith((BALANCE, ACCESSES, SCORES, GENERATORS))
+        if not name.startswith((BALANCE, ACCESSES, SCORES, PREDICTIONS, GENERATORS))
     }
 
 

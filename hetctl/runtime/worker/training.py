@@ -34,6 +34,7 @@ from hetctl.runtime.worker.member_trainer import (
     ACCESSES,
     BALANCE,
     GENERATORS,
+    PREDICTIONS,
     MemberTrainer,
     StopSignal,
     load_together,
@@ -84,6 +85,8 @@ class Trainer(MemberTrainer):
         # Only rank 0 reports the rate, and only what reports may wait for its device.
         is_first = self.group.rank == 0
         self._rate_clock = RateClock(self.member.step_samples(self.group.size)) if is_first else None
+        if self.validation.is_in_order(self.group.size):
+            self.network.keep_predictions(self.validation.samples, self.member.keep.predictions or 0)
 
     def _restore_arrays(self, arrays: Arrays) -> None:
         managed = with_prefix(BALANCE, arrays)
@@ -186,10 +189,12 @@ class Trainer(MemberTrainer):
     def _save(self, report: OnSaved) -> None:
         self.state = replace(self.state, random_state=random_state())
         of_ranks = self._states_of_others()
+        predictions = {} if self.state.part_samples else self.network.predictions()
         if self.group.rank != 0 and not self.member.shard:
             # All ranks have the same weights; copying them from each GPU would fill the node's memory.
             return
         arrays = self.network.save() | of_ranks
+        arrays |= {f"{PREDICTIONS}{name}": array for name, array in predictions.items()}
         if self.balancer is not None:
             arrays.update({f"{BALANCE}{name}": array for name, array in self.balancer.state().items()})
         if self.accesses is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,8 @@ from tiny_networks import MODULES, functions_of
 
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.worker.user_functions import WholeEvaluation
+from hetctl.runtime.worker.predictions import Predictions
+from hetctl.runtime.worker.user_functions import whole_metrics
 
 
 @pytest.mark.training
@@ -37,12 +39,16 @@ def evaluated(returned, outputs=lambda y: y):
     """Return the metrics if two ranks have rows 0 and 1, 2; the first has one more in a last chunk."""
     ranks = []
     for rows in (([0], [3]), ([1, 2], None)):
-        whole = WholeEvaluation(returned, {})
+        own = Predictions(lambda arrays: arrays, at_once=True)
+        own.most_bytes = math.inf
+        own.begin()
         for y in rows:
-            whole.skip() if y is None else whole.add(outputs(np.array(y)), y)
-        ranks.append(whole.taken())
-        assert whole.taken() == []
-    return whole.metrics(ranks, {"val_loss"})
+            own.skip() if y is None else own.add(outputs(np.array(y)), y)
+        ranks.append(own.taken())
+        assert own.taken() is None
+    found, (_, targets) = whole_metrics(returned, ranks, {}, {"val_loss"})
+    assert targets.tolist() == [0, 1, 2, 3]
+    return found
 
 
 def test_rows_of_all_ranks_come_in_order():
