@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +20,11 @@ from hetctl.model.serialization import encode
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.live import Live
 
     from hetctl.app.project import Project
+    from hetctl.app.run.status import RunWatch
+    from hetctl.cli.live_table import LiveTable
     from hetctl.model.run_status import RunStatus
 
 ADVANCED = (BETWEEN_JOBS, IN_DOUBT)
@@ -41,12 +46,16 @@ def follow(
     MembersFailedError, RunStalledError
         If the run ended and some of its members failed, or if it is stalled.
     """
+    goes_on = f"run {run} goes on; `hetctl status` shows it, `hetctl cancel` ends it"
     try:
         status = _watch(project, run, advancing)
     except KeyboardInterrupt:
-        click.echo(f"\nrun {run} goes on; `hetctl status` shows it, `hetctl cancel` ends it", err=True)
+        click.echo(f"\n{goes_on}", err=True)
         raise
-    show_status(status, more)
+    if status is None:
+        click.echo(goes_on, err=True)
+    else:
+        show_status(status, more)
 
 
 def most_shown() -> int | None:
@@ -84,31 +93,63 @@ def _failure(status: RunStatus) -> HetctlError | None:
     )
 
 
-def _watch(project: Project, run: str, advancing: bool) -> RunStatus:
-    from rich.live import Live
-
+def _watch(project: Project, run: str, advancing: bool) -> RunStatus | None:
+    """Return the last status of the run; None if the user has quit before."""
     from hetctl.app.run.status import RunWatch
 
     watch = RunWatch(project, run)
-    quiet = as_json() or not (sys.stdout.isatty() or console().is_jupyter)
-    status = watch.poll(_room(quiet))
-    with Live(None if quiet else _table(status), console=console(), transient=True) as live:
-        while status.state in UNDER_WAY:
-            time.sleep(project.waits.run_poll_s)
-            if advancing and status.state in ADVANCED and not watch.silent:
-                _advance(project, run)
-            status = watch.poll(_room(quiet))
-            if not quiet:
-                live.update(_table(status))
+    status = watch.poll(0)
+    if status.state in UNDER_WAY:
+        with _display(project, watch) as shown:
+            status = shown.poll()
+            while status.state in UNDER_WAY:
+                if not shown.rest(project.waits.run_poll_s):
+                    return None
+                if advancing and status.state in ADVANCED and not watch.silent:
+                    _advance(project, run)
+                status = shown.poll()
     # Earlier statuses had only the members that fit the terminal, or none.
     # Who waited for the run is told what it gained, unless that takes long.
     last = watch.compared if advancing and len(status.states) <= MOST_SIMULATED else watch.poll
     return last(most_shown())
 
 
-def _room(quiet: bool) -> int:
-    """Return the number of members that fit the terminal, whose size may change."""
-    return 0 if quiet else console().height
+@dataclass(frozen=True)
+class Display:
+    """Display of a run without keys; without `live` nothing is shown."""
+
+    watch: RunWatch
+    live: Live | None = None
+
+    def poll(self) -> RunStatus:
+        """Read the status, with the members that fit the terminal, whose size may change, and show it."""
+        if self.live is None:
+            return self.watch.poll(0)
+        status = self.watch.poll(console().height)
+        self.live.update(_table(status))
+        return status
+
+    def rest(self, seconds: float) -> bool:
+        """Wait; return true."""
+        time.sleep(seconds)
+        return True
+
+
+@contextmanager
+def _display(project: Project, watch: RunWatch) -> Iterator[Display | LiveTable]:
+    is_terminal = sys.stdout.isatty()
+    if as_json() or not (is_terminal or console().is_jupyter):
+        yield Display(watch)
+    elif is_terminal and sys.stdin.isatty():
+        from hetctl.cli.live_table import LiveTable
+
+        with LiveTable(project, watch).open() as shown:
+            yield shown
+    else:
+        from rich.live import Live
+
+        with Live(console=console(), transient=True) as live:
+            yield Display(watch, live)
 
 
 def _advance(project: Project, run: str) -> None:

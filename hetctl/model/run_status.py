@@ -16,19 +16,23 @@ from hetctl.model.training_progress import EpochResult, LiveMetrics
 
 FOREMOST = ("failed", "training", "waiting", "paused", "converged", "stopped", "cancelled")
 """States of members, the most important to show first."""
+ORDERS = ("state", "name", "epochs", "best")
+"""Orders of members that a live table has."""
 MOST_MEMBERS = 200
 """Largest number of members that are shown."""
 
 
-def foremost(states: Mapping[str, str], most: int) -> Mapping[str, str]:
+def foremost(states: Mapping[str, str], most: int | None) -> Mapping[str, str]:
     """Select the members to show: failed ones first, then those in training, then waiting ones.
 
     Parameters
     ----------
     states : mapping of str to str
         State by member; the selected members keep this order.
+    most : int or None
+        Largest number of them; None: all.
     """
-    if len(states) <= most:
+    if most is None or len(states) <= most:
         return states
     ranks = [FOREMOST.index(state) for state in states.values()]
     # The sort is stable: members of equal rank are chosen in the ensemble's order, the same at each look.

@@ -48,6 +48,8 @@ class Section:
         Lines of a log.
     closed : bool
         True if a page shows only the title at first.
+    chosen : int or None
+        Number of the row that a terminal shows in reverse.
     """
 
     title: str = ""
@@ -61,6 +63,7 @@ class Section:
     notes: Sequence[Note] = ()
     log: Sequence[str] = ()
     closed: bool = False
+    chosen: int | None = None
 
     def __rich__(self) -> RenderableType:
         """Return what a terminal shows."""
@@ -87,9 +90,10 @@ class Section:
                 no_wrap=not folds,
                 overflow="fold" if folds else "ellipsis",
             )
-        for row in self.rows:
+        for number, row in enumerate(self.rows):
             # A plain string would be parsed for Rich's markup in brackets.
-            table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
+            cells = (cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row)
+            table.add_row(*cells, style="reverse" if number == self.chosen else None)
         return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -71,7 +72,9 @@ STYLES = {
 """Styles of states of members and runs."""
 
 
-def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
+def status_table(
+    status: RunStatus, width: int = NARROW, *, first: int = 0, chosen: int | None = None
+) -> RenderableType:
     """Return the status of a run: its state, one line per member, and the causes of failures.
 
     Parameters
@@ -79,8 +82,14 @@ def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
     width : int
         Columns of the terminal; those beyond 80 are used for more rounds. With fewer than 80 the columns
         `WIDE_ONLY` are left out.
+    first : int
+        Number of the first member that is shown.
+    chosen : int or None
+        Number of the member that is shown in reverse.
     """
-    return stacked([_status_header(status), *status_sections(status, width)])
+    members, *others = status_sections(replace(status, members=status.members[first:]), width)
+    at = None if chosen is None else chosen - first
+    return stacked([_status_header(status), replace(members, chosen=at), *others])
 
 
 def status_sections(status: RunStatus, width: int | None) -> Iterator[Section]:

@@ -94,11 +94,18 @@ class RunWatch:
         assert self._view is not None
         return summary_of(self._view.state, self._view.spec.ensemble)
 
-    def poll(self, most: int | None = None) -> RunStatus:
-        """Return the present status, of at most `most` members or, by default, of all."""
-        return PATIENT.call(self._poll, most)
+    def poll(self, most: int | None = None, order: str = "") -> RunStatus:
+        """Return the present status, of at most `most` members or, by default, of all.
 
-    def _poll(self, most: int | None) -> RunStatus:
+        Parameters
+        ----------
+        order : str
+            One of `ORDERS`, in which the first members are chosen and come; empty: that of the ensemble, of
+            the foremost.
+        """
+        return PATIENT.call(self._poll, most, order)
+
+    def _poll(self, most: int | None, order: str = "") -> RunStatus:
         record, jobs = self._stored()
         view = self._view_of(record)
         view.refresh()
@@ -111,7 +118,7 @@ class RunWatch:
         if asking or news != self._seen:
             self._seen, self._asked_at = news, time.monotonic()
             self._answer = self._ask(record, jobs, view.state.facts.jobs)
-        status = _status(record, *self._answer, view, most)
+        status = _status(record, *self._answer, view, most, order)
         if self._stages:
             status = replace(status, pipelines=pipeline_statuses(self._stages.refresh(), status.history))
         return replace(status, hops=self._hops(status, record, view)) if self._visits else status
@@ -203,7 +210,9 @@ def _start(record: RunRecord, view: RunView) -> float:
     return record.created_at if began_at is None else began_at
 
 
-def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, most: int | None) -> RunStatus:
+def _status(
+    record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, most: int | None, order: str
+) -> RunStatus:
     spec, facts = record.spec, view.state.facts
     start = _start(record, view)
     done = not view.state.has_work
@@ -218,7 +227,7 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
     files = [view.folder.job(job.number).live_metrics for job in alive]
     live_metrics = {name: metrics for file in files for name, metrics in read_live_metrics(file).items()}
     states = view.states(training)
-    chosen = foremost(states, len(states) if most is None else most)
+    chosen = view.first(states, order, most) if order else foremost(states, most)
     state, reason = _state(record, alive, events)
     return RunStatus(
         run=spec.run,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any
@@ -14,7 +15,7 @@ from hetctl.model.events import DRIVER
 from hetctl.model.plan import Plan
 from hetctl.model.profile import MemberProfile, some_of
 from hetctl.model.run import LOCKSTEP, RunSpec
-from hetctl.model.run_status import BatchChange, MemberRate, MemberStatus, RoundSpan, TaskSpan
+from hetctl.model.run_status import FOREMOST, BatchChange, MemberRate, MemberStatus, RoundSpan, TaskSpan
 from hetctl.model.seed_groups import SeedGroup, groups_of, spread_of
 from hetctl.model.training_progress import EpochHistory, LiveMetrics, Progress
 from hetctl.perf.rate_extrapolation import rate_on
@@ -67,6 +68,21 @@ class RunView:
             # A trial exists once its search has asked for it.
             if done.asked != 0
         }
+
+    def first(self, states: Mapping[str, str], order: str, most: int | None) -> Mapping[str, str]:
+        """Return the first members by one of `ORDERS`, each with its state, in that order."""
+        keys: Mapping[str, Callable[[str], Any]] = {
+            "state": lambda name: FOREMOST.index(states[name]),
+            "name": lambda name: name,
+            "epochs": lambda name: -self.state.progress[name].last_epoch,
+            "best": self._badness,
+        }
+        return {name: states[name] for name in sorted(states, key=keys[order])[:most]}
+
+    def _badness(self, name: str) -> float:
+        rule = self._members[name].objective
+        best = EpochHistory.of(self.state.progress[name].epochs).best(rule.metric, rule.mode)
+        return math.inf if best is None else -best if rule.mode == "max" else best
 
     def shown(
         self,
