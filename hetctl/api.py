@@ -171,6 +171,34 @@ class Run:
         """Train members again that have failed."""
         self._request(Request.RETRY, members)
 
+    def add(self, *members: str, ensemble: str | Path | None = None) -> None:
+        """Add members of the ensemble file, by default all new ones."""
+        from hetctl.app.run.edit_run import add_members
+
+        project = Project.here()
+        found = project.ensemble(None if ensemble is None else str(ensemble))
+        add_members(project, (self.name, *members), found)
+
+    def drop(self, *members: str) -> None:
+        """Take members out of the run; what they have written stays."""
+        from hetctl.app.run.edit_run import drop_members
+
+        drop_members(Project.here(), (self.name, *members))
+
+    def change(self, *members: str, **options: Any) -> None:
+        """Change its next jobs, and when its members stop, or some of them.
+
+        Parameters
+        ----------
+        options : mapping
+            Those of ``hetctl change``, with ``_`` for ``-``; without any, the ensemble file counts.
+        """
+        from hetctl.cli.cmd_members import change, change_command
+        from hetctl.cli.options import called
+
+        with called(change_command, options) as context:
+            change(Project.here(), (self.name, *members), context.params)
+
     def _request(self, want: Request, members: Sequence[str]) -> None:
         from hetctl.app.run.requests import request
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hetctl.cli.cmd_members import request
 from hetctl.cli.completions import complete_members
 from hetctl.cli.options import (
     ensemble_option,
@@ -340,56 +341,7 @@ def cancel_command(names: tuple[str, ...]) -> None:
         outcome = cancel(project, names[0] if names else None)
         show(outcome, lambda: f"run {outcome.run}: {outcome.state}: {outcome.reason}")
     else:
-        _request(names, "cancel")
-
-
-members_argument = click.argument(
-    "names", metavar="[RUN] MEMBER...", nargs=-1, required=True, shell_complete=complete_members
-)
-
-
-@click.command("pause")
-@members_argument
-@json_option
-def pause_command(names: tuple[str, ...]) -> None:
-    """Pause members of RUN (default: the newest): they leave their GPUs with a checkpoint.
-
-    \b
-    Example: hetctl pause wide deep
-    """
-    _request(names, "pause")
-
-
-@click.command("resume")
-@members_argument
-@json_option
-def resume_command(names: tuple[str, ...]) -> None:
-    """Train paused or cancelled members of RUN (default: the newest) again, from their checkpoints.
-
-    \b
-    Example: hetctl resume wide deep
-    """
-    _request(names, "resume")
-
-
-@click.command("retry")
-@members_argument
-@json_option
-def retry_command(names: tuple[str, ...]) -> None:
-    """Train failed members of RUN (default: the newest) again; their failures count anew.
-
-    \b
-    Example: hetctl retry digits-001 wide
-    """
-    _request(names, "retry")
-
-
-def _request(names: Sequence[str], want: str) -> None:
-    from hetctl.app.run.requests import request
-    from hetctl.model.events import Request
-
-    outcome = request(this_project(), names, Request(want))
-    show(outcome, lambda: f"run {outcome.run}: {outcome.reason}")
+        request(names, "cancel")
 
 
 @click.command("report")

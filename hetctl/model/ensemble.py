@@ -111,6 +111,13 @@ class StopRule:
         """
         return self.reason_to_stop(history()) if self._raised_since(reason) else reason
 
+    def extends(self, earlier: StopRule) -> bool:
+        """Return true if it differs from an earlier rule by higher limits alone: it may follow that one."""
+        limits = {key: getattr(self, key) for key in RAISABLE}
+        is_lower = any(limit < getattr(earlier, key) for key, limit in limits.items())
+        raised = replace(earlier, **limits, expected_epochs=self.expected_epochs)
+        return not is_lower and raised == self
+
     def _raised_since(self, reason: str) -> bool:
         # Only the text of the reason is stored with the event; it tells the limit in force at that time.
         ended_by = {key: pattern.fullmatch(reason) for key, pattern in RAISABLE.items()}

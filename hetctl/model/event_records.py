@@ -75,7 +75,7 @@ FORMS: Mapping[str, type] = {
     "task_ended": _form(
         member=str, exit_code=int, reason=ExitReason, description=str, unfit_gpus=(int | None, None)
     ),
-    "request": _form(member=str, want=Request),
+    "request": _form(member=str, want=Request, edits=(int, 0)),
     "started": _form(epochs=int, part_samples=int, samples=(int | None, None)),
     "first_step": _form(
         startup_s=(float, 0.0), restart_s=(float | None, None), peak_memory_bytes=(int | None, None)

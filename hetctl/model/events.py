@@ -65,12 +65,15 @@ LOST_PEER = 75
 
 
 class Request(enum.Enum):
-    """Request of a user about one member of a run."""
+    """Request of a user about one member of a run; CHANGE without a member is about the run."""
 
     PAUSE = "pause"
     RESUME = "resume"
     CANCEL = "cancel"
     RETRY = "retry"
+    ADD = "add"
+    DROP = "drop"
+    CHANGE = "change"
 
 
 DRIVER = "driver"

@@ -70,6 +70,25 @@ class Budget:
 
 
 @dataclass(frozen=True)
+class MemberEdit:
+    """Changes of a member by commands, which take precedence over the ensemble file.
+
+    Parameters
+    ----------
+    added : bool
+        True if the member stays without an entry in the file.
+    dropped : bool
+        True if the member has left the run, whatever the file says.
+    stop : mapping of str to tuple
+        Values of keys of its stop rule, each with the one that the file had then: another one there counts.
+    """
+
+    added: bool = False
+    dropped: bool = False
+    stop: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """Complete specification by which a job's driver plans and runs rounds.
 
@@ -111,6 +130,10 @@ class RunSpec:
         and `planner`, which take precedence when the site file changes, and for `modules`.
     earlier_jobs : int
         Number of jobs before `hetctl submit` last continued the run; these cannot stall it.
+    edits : int
+        Number of commands that have edited the run; their requests have it, for the driver.
+    edited : mapping of str to MemberEdit
+        Members that commands have edited, by name.
     """
 
     run: str
@@ -137,6 +160,8 @@ class RunSpec:
     revision: str = ""
     given: Mapping[str, str] = field(default_factory=dict)
     earlier_jobs: int = 0
+    edits: int = 0
+    edited: Mapping[str, MemberEdit] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     @property

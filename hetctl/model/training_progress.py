@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any, overload
 from zlib import compress, decompress
 
-PAUSED, CANCELLED = "paused", "cancelled"
+PAUSED, CANCELLED, DROPPED = "paused", "cancelled", "dropped"
 """Words for members that their user has taken out of training."""
 
 
@@ -126,7 +126,7 @@ class Progress:
     script_s : float
         Seconds for which its command has run in all starts whose end it has seen.
     withheld : str or None
-        `PAUSED` or `CANCELLED` if the user does not want it to train.
+        `PAUSED`, `CANCELLED` or `DROPPED` if the user does not want it to train.
     unfit_gpus : tuple of int
         Numbers of GPUs on which it ran out of memory with its present batch size before it had trained there.
     restarts_s : tuple of float

@@ -22,7 +22,14 @@ from hetctl.model.events import (
     in_order,
 )
 from hetctl.model.searches import REPORT, TRIAL
-from hetctl.model.training_progress import CANCELLED, PAUSED, EpochHistory, EpochResult, Progress
+from hetctl.model.training_progress import (
+    CANCELLED,
+    DROPPED,
+    PAUSED,
+    EpochHistory,
+    EpochResult,
+    Progress,
+)
 from hetctl.storage.event_log import EventLog
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.snapshot import Lines, OrderedFold, Row, from_row, row_of, with_fields
@@ -307,13 +314,15 @@ def _number_of(event: Event, key: str) -> float | None:
 
 
 def _requested(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
-    return with_fields(_with(state, **_REQUESTED[event.record.want]), error="")
+    return with_fields(_with(state, **_REQUESTED.get(event.record.want, {})), error="")
 
 
 _REQUESTED: Mapping[Request, Mapping[str, Any]] = {
     Request.PAUSE: {"withheld": PAUSED},
     Request.CANCEL: {"withheld": CANCELLED},
     Request.RESUME: {"withheld": None},
+    Request.ADD: {"withheld": None},
+    Request.DROP: {"withheld": DROPPED},
     Request.RETRY: {"failed": None, "failures": 0, "node_failures": 0, "disk_errors": 0, "unfit_gpus": ()},
 }
 """Changes of a member's progress by the user's request."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 
 from hetctl.model.ensemble import Ensemble
-from hetctl.model.events import DRIVER, Event, in_order
+from hetctl.model.events import DRIVER, REQUESTS, Event, in_order
 from hetctl.model.hops import RunHopPlan, VisitEnd
 from hetctl.model.interpreter import frozen_afterwards
 from hetctl.model.run import RunSpec
@@ -101,6 +101,7 @@ class RunState:
         self._tasks.restore(snapshot.lines["tasks"])
         self.usage.restore(kept["usage"])
         self.facts.add(Event(*row) for row in kept["events"])
+        self.facts.edits = kept["edits"]
         self.hops.restore(kept["hops"])
         self.reports |= {(index, name): decode(TaskReport, row) for index, name, row in kept["reports"]}
 
@@ -120,6 +121,7 @@ class RunState:
             "progress": self._progress.rows(),
             "usage": self.usage.rows(),
             "events": self.facts.rows(),
+            "edits": self.facts.edits,
             "hops": self.hops.rows(),
             "reports": [[*key, encode(self.reports[key])] for key in sorted(wanted & self.reports.keys())],
         }
@@ -178,6 +180,7 @@ class RunState:
         """Fold the new events of each file; after an error the next call continues."""
         of_drivers_and_users = next(files)
         self._add([event for event in of_drivers_and_users if event.source == DRIVER])
+        self.facts.add_requests(event for event in of_drivers_and_users if event.source == REQUESTS)
         for event in of_drivers_and_users:
             self._about[member_of(event)].append(event)
         for events in filter(None, files):
@@ -216,6 +219,8 @@ class RunFacts:
         self.jobs: list[Event] = []
         self.trials: dict[str, Event] = {}
         """Latest requests of the search for each of its trials, by member."""
+        self.edits = 0
+        """Number of the newest edit of the run that a request tells of."""
         self.first_step: Event | None = None
         self.last: Event | None = None
         self._first: Event | None = None
@@ -249,6 +254,11 @@ class RunFacts:
             elif event.source == DRIVER and event.kind in ("round_started", "round_ended"):
                 events_of_round = self.rounds[event.round]
                 events_of_round[event.kind] = _later(events_of_round.get(event.kind), event)
+
+    def add_requests(self, requests: Iterable[Event]) -> None:
+        """Add users' requests, whose times are no times of the run."""
+        edits = (event.record.edits for event in requests if event.kind == "request")
+        self.edits = max((self.edits, *edits))
 
     def rows(self) -> list[Row]:
         """Return the events that give the same facts when they are added."""

@@ -128,3 +128,18 @@ def test_a_verdict_stays_and_raised_limits_never_end_earlier(history, patience, 
     raised = replace(rule, patience=patience + more_patience, max_epochs=most + more)
     if raised.reason_to_stop(history) is None:
         assert raised.still_converged(reason, lambda: history) is None
+
+
+@pytest.mark.parametrize(
+    ("now", "extends"),
+    [
+        (StopRule(), True),
+        (StopRule(max_epochs=101, patience=6), True),
+        (StopRule(max_epochs=101, expected_epochs=50), True),
+        (StopRule(max_epochs=99, patience=6), False),
+        (StopRule(max_epochs=101, target=0.5), False),
+        (StopRule(max_epochs=101, min_delta=0.1), False),
+    ],
+)
+def test_only_higher_limits_extend_a_rule(now, extends):
+    assert now.extends(StopRule()) is extends

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from hetctl.inputs.quantities import format_duration
-from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import DATA_PARALLEL
 from hetctl.model.profile import some_of
@@ -97,9 +96,10 @@ ENSEMBLE: Mapping[str, ChangeRule] = {
     "search": _kept("its trials so far were chosen by it"),
 }
 MODULES = _may("the next jobs train with a copy of the edited ones")
-MEMBERS = _kept("a run keeps its members")
+MEMBERS = _kept("a run keeps its members, unless `hetctl drop` takes them out")
+DROPPED = _may("it trains no more")
 ADDED = _may("it is trained beside the others")
-NONE_ADDED = _kept("only a run without hops, pipelines and search takes more members")
+FIXED = _kept("only members of a run without hops, pipelines and search come and go")
 MEMBER: Mapping[str, ChangeRule] = {
     "name": MEMBERS,
     "config": _kept("its checkpoints are those of such a network"),
@@ -190,7 +190,7 @@ def differences(spec: RunSpec, now: RunSpec) -> list[Difference]:
         *(one._replace(given=True) for one in given),
         *sites,
         *_compared(ENSEMBLE, vars(spec.ensemble), vars(now.ensemble)),
-        *_of_members(spec, now.ensemble),
+        *_of_members(spec, now),
         *_of_modules(spec.modules, now.modules),
     ]
 
@@ -255,18 +255,19 @@ def _compared(
     return [Difference(key, now[key], was[key], rule) for key, rule in rules.items() if was[key] != now[key]]
 
 
-def _of_members(spec: RunSpec, now: Ensemble) -> Iterator[Difference]:
+def _of_members(spec: RunSpec, now: RunSpec) -> Iterator[Difference]:
     """Compare members by name; their order does not matter."""
-    before, after = ({member.name: member for member in each.members} for each in (spec.ensemble, now))
-    takes_more = set(spec.phases) <= {DATA_PARALLEL} and spec.ensemble.search is None
-    added = ADDED if takes_more else NONE_ADDED
+    before, after = ({member.name: member for member in each.ensemble.members} for each in (spec, now))
+    is_open = set(spec.phases) <= {DATA_PARALLEL} and spec.ensemble.search is None
     for name in before | after:
         if name in before and name in after:
             old, new = before[name], after[name]
             own = _compared(MEMBER, vars(old), vars(new)) + _compared(STOP, vars(old.stop), vars(new.stop))
             yield from (one._replace(what=f"{one.what} of {MANY}", member=name) for one in own)
         else:
-            rule = added if name in after else MEMBERS
+            edit = now.edited.get(name)
+            rule = ADDED if name in after else DROPPED if edit and edit.dropped else MEMBERS
+            rule = FIXED if rule.may and not is_open else rule
             yield Difference(f"member {MANY}", THERE[name in after], THERE[name in before], rule, name)
 
 

@@ -24,10 +24,10 @@ from hetctl.app.run.job_states import used_until_now
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.visit_times import read_run_trace
 from hetctl.model.combinations import HOPS, features_of, refuse_conflicts
-from hetctl.model.ensemble import Ensemble
+from hetctl.model.ensemble import Ensemble, StopRule
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, Plan
-from hetctl.model.run import Budget, RunSpec
+from hetctl.model.run import Budget, MemberEdit, RunSpec
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
 from hetctl.storage.atomic_io import write_private
@@ -148,7 +148,7 @@ def with_input(project: Project, spec: RunSpec, ensemble: Ensemble, requested: R
     modules = requested.modules or (KEPT if spec.given.get("modules") == KEPT else None)
     return replace(
         spec,
-        ensemble=_ensemble_now(spec.ensemble, ensemble),
+        ensemble=_ensemble_now(spec, ensemble),
         site=site,
         planner=_planner_now(spec, requested),
         options={**spec.options, **requested.options},
@@ -283,18 +283,26 @@ def _queue_now(spec: RunSpec, site: Site, requested: RequestedOptions) -> str:
     return requested.queue or (site.queue if edited and site.queue else spec.queue)
 
 
-def _ensemble_now(then: Ensemble, now: Ensemble) -> Ensemble:
-    """Return the ensemble as a run would store it, with the members in the run's order.
+def _ensemble_now(spec: RunSpec, now: Ensemble) -> Ensemble:
+    """Return the ensemble as a run would store it, as commands have edited it, in the run's order.
 
     Paths to the same place count as equal: a home may have other names on other login nodes.
     """
-    now = _as_stored(now)
-    order = {member.name: position for position, member in enumerate(then.members)}
+    now, then = _as_stored(now), spec.ensemble
+    known = {member.name: member for member in then.members}
+    order = {name: position for position, name in enumerate(known)}
+    named = {member.name for member in now.members}
+    added = [known[name] for name, edit in spec.edited.items() if edit.added and name in known.keys() - named]
     members = (
-        replace(member, layers=_same_place(then.member(member.name).layers, member.layers))
-        if member.name in order
-        else member
-        for member in now.members
+        replace(
+            member,
+            layers=_same_place(known[member.name].layers, member.layers)
+            if member.name in known
+            else member.layers,
+            stop=_rule_now(member.stop, spec.edited.get(member.name, MemberEdit())),
+        )
+        for member in (*now.members, *added)
+        if not spec.edited.get(member.name, MemberEdit()).dropped
     )
     return replace(
         now,
@@ -302,6 +310,12 @@ def _ensemble_now(then: Ensemble, now: Ensemble) -> Ensemble:
         folder=_same_place(then.folder, now.folder) or now.folder,
         data=_same_place(then.data, now.data),
     )
+
+
+def _rule_now(rule: StopRule, edit: MemberEdit) -> StopRule:
+    """Return the stop rule of a file, with the edits by commands since which the file has not changed."""
+    edits = {key: now for key, (now, in_file) in edit.stop.items() if getattr(rule, key) == in_file}
+    return replace(rule, **edits)
 
 
 def _same_place(then: str | None, now: str | None) -> str | None:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hetctl.app.project import Project
 from hetctl.app.run.select_run import record_of, require_folder, split_names
-from hetctl.catalog.stored_runs import RunRecord
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import REQUESTS, Request
 from hetctl.model.job import UNDER_WAY
 from hetctl.model.plan import HOPPER
 from hetctl.model.profile import some_of
+from hetctl.model.run import RunSpec
 from hetctl.model.training_progress import Progress
 from hetctl.storage.event_files import EventWriter
+from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_state import RunState, state_in
 
@@ -59,32 +61,57 @@ def request(project: Project, names: Sequence[str], want: Request) -> RequestOut
         run, members = split_names(catalog.run_names(), names)
         record = record_of(catalog, run)
         spec, folder = record.spec, project.home.run(record.spec.run)
-        if not members:
-            raise BadInputError(
-                f"no member of run {spec.run} is named",
-                f"name some, as in `hetctl {want.value} {spec.run} {spec.ensemble.members[0].name}`",
-            )
-        known = [member.name for member in spec.ensemble.members]
-        if unknown := [name for name in members if name not in known]:
-            raise BadInputError(
-                f"run {spec.run} has no member {some_of(unknown, MOST_NAMED)}",
-                f"its members are {some_of(known, MOST_NAMED)}; a run has to be named before its members",
-            )
+        refuse_unknown(spec, members, want.value)
         require_folder(project, record, catalog.jobs(spec.run))
-        if HOPPER in spec.phases:
-            raise BadInputError(
-                f"members of run {spec.run} hop, and visits of one depend on those of all others",
-                "`hetctl cancel` ends the whole run, and `hetctl submit` continues it",
-            )
+        refuse_hopping(spec)
         state = state_in(folder, spec)
         _refuse_unfit(members, state.progress, want)
-        # Clocks of nodes may be ahead: the request has to come after all that the run has reported so far.
-        last = state.facts.last.time if state.facts.last else 0.0
-        events = EventWriter(folder.events, REQUESTS, patience=PATIENT)
-        for name in members:
-            events.write("request", time=max(time.time(), last), member=name, want=want.value)
+        write_requests(folder, state, want, members)
         state.refresh()
-        return _outcome(record, members, want, state)
+        done = f"{some_of(members, MOST_NAMED)} {DONE[want]}; {effect_of(record.state, state)}"
+        return RequestOutcome(spec.run, members, want, record.state, done)
+
+
+def refuse_unknown(spec: RunSpec, members: Sequence[str], verb: str) -> None:
+    """Raise BadInputError if no member is named, or one that the run does not have."""
+    known = [member.name for member in spec.ensemble.members]
+    if not members:
+        raise BadInputError(
+            f"no member of run {spec.run} is named",
+            f"name some, as in `hetctl {verb} {spec.run} {known[0]}`",
+        )
+    if unknown := sorted({*members} - {*known}, key=members.index):
+        raise BadInputError(
+            f"run {spec.run} has no member {some_of(unknown, MOST_NAMED)}",
+            f"its members are {some_of(known, MOST_NAMED)}; a run has to be named before its members",
+        )
+
+
+def refuse_hopping(spec: RunSpec) -> None:
+    """Raise BadInputError if members hop."""
+    if HOPPER in spec.phases:
+        raise BadInputError(
+            f"members of run {spec.run} hop, and visits of one depend on those of all others",
+            "`hetctl cancel` ends the whole run, and `hetctl submit` continues it",
+        )
+
+
+def write_requests(
+    folder: RunFolder, state: RunState, want: Request, members: Sequence[str], **more: Any
+) -> None:
+    """Append a request about each member, with more fields, to the file that drivers read."""
+    # Clocks of nodes may be ahead: the request has to come after all that the run has reported so far.
+    last = state.facts.last.time if state.facts.last else 0.0
+    events = EventWriter(folder.events, REQUESTS, patience=PATIENT)
+    for name in members:
+        events.write("request", time=max(time.time(), last), member=name, want=want.value, **more)
+
+
+def effect_of(now: str, state: RunState) -> str:
+    """Return who heeds a request, by the state of the run."""
+    if now in UNDER_WAY:
+        return "the running job heeds it at once, any other when it starts"
+    return "`hetctl submit` continues the run" if state.has_work else f"the run is {now}"
 
 
 def names_a_run(project: Project, names: Sequence[str]) -> bool:
@@ -126,11 +153,3 @@ def _refuse_unfit(members: Sequence[str], progress: Mapping[str, Progress], want
                 f" {' or '.join(PERMITTED[want])}",
                 f"leave {name} out" if len(members) > 1 else "`hetctl status` shows all states",
             )
-
-
-def _outcome(record: RunRecord, members: tuple[str, ...], want: Request, state: RunState) -> RequestOutcome:
-    run, now = record.spec.run, record.state
-    after = "the running job heeds it at once, any other when it starts"
-    if now not in UNDER_WAY:
-        after = "`hetctl submit` continues the run" if state.has_work else f"the run is {now}"
-    return RequestOutcome(run, members, want, now, f"{some_of(members, MOST_NAMED)} {DONE[want]}; {after}")

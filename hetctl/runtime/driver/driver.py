@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from hetctl.runtime.driver.trial_queue import TrialQueue
 
 SIGNAL_DELAY_S = 0.5
+EDITED = "edited"
+"""Reason for which a member leaves its GPUs, to begin again by another stop rule."""
 RATES_EVERY_S = 0.5
 """Seconds between two checks of training members' rates, for planners that may resize them."""
 REQUESTS_EVERY_S = 1.0
@@ -420,10 +422,44 @@ class Driver:
             return
         self._next_requests = time.monotonic() + REQUESTS_EVERY_S
         before, self._left = self._left, frozenset(self._members.workloads())
-        for name, reason in self._members.withheld(self._scheduler.running).items():
+        leaving = self._members.withheld(self._scheduler.running)
+        if self._members.edits > self._spec.edits:
+            try:
+                leaving |= self._take_edits()
+            except (OSError, HetctlError) as error:
+                # Until the next look; the disk may not answer, or not show the file of the edit yet.
+                log_line(f"the edited members are not known yet: {error}")
+            self._left = frozenset(self._members.workloads())
+        for name, reason in leaving.items():
             self._send(MemberWithdrawn(self._now_s(), name, reason))
         for name in self._left - before:
             self._send(MemberArrived(self._now_s(), name))
+
+    def _take_edits(self) -> dict[str, str]:
+        """Go on with the members as users have edited them; return those that have to begin anew, and why.
+
+        The job keeps its nodes and its time.
+        """
+        spec, running = read_spec(self._folder), self._scheduler.running
+        if spec.edits < self._members.edits:
+            return {}
+        was = {member.name: member for member in self._spec.ensemble.members}
+        now = {member.name: member for member in spec.ensemble.members}
+        # Those that were dropped may still be leaving.
+        known = {**now, **{name: member for name, member in was.items() if name not in now}}
+        ensemble = replace(self._spec.ensemble, members=tuple(known.values()))
+        profiles = {profile.member: profile for profile in (*self._spec.profiles, *spec.profiles)}
+        self._spec = replace(
+            self._spec,
+            ensemble=ensemble,
+            profiles=tuple(profiles.values()),
+            retries=spec.retries,
+            edits=spec.edits,
+        )
+        self._rounds.spec = self._spec
+        self._members.begin(self._spec)
+        # One that has reached a limit that was raised is not done: it begins again then.
+        return {name: EDITED for name in running if not known[name].stop.extends(was[name].stop)}
 
     def _write_live_metrics(self) -> None:
         """Write the state of members in training for `hetctl status`; ignore a full disk."""

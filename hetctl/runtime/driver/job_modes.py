@@ -52,12 +52,11 @@ class JobContext:
 
     def observer(self, planner: Planner, *, pipelines: bool = False) -> RunObserver:
         """Return the observer of members that train as pipelines, or of all others."""
-        piped = frozenset(self.spec.pipelines)
-        others = frozenset(member.name for member in self.spec.ensemble.members) - piped
+        piped = self.spec.pipelines
         return RunObserver(
             self.members,
             order=lambda workload: planner.order(workload, self.options),
-            only=piped if pipelines else others,
+            has=lambda name: (name in piped) is pipelines,
         )
 
 

@@ -53,26 +53,39 @@ class RunMembers:
         on_failure: Callable[[OSError], None] = lambda _: None,
     ) -> None:
         self._on_failure, self._budget = on_failure, spec.budget
-        self._folder, self._ensemble = folder, spec.ensemble
-        self._planned = {profile.member: profile for profile in spec.profiles}
-        self._trials = trials
-        self._profiles = {profile.member: profile for profile in spec.profiles}
-        self._members = {member.name: member for member in spec.ensemble.members}
-        self._state = PATIENT.call(RunState, folder, spec.ensemble, spec.retries)
+        self._folder, self._gpus, self._trials = folder, gpus, trials
         self._take_written = take_written
+        PATIENT.call(self.begin, spec)
+        self._began_at = time.time() if self._state.usage.began_at is None else self._state.usage.began_at
+
+    def begin(self, spec: RunSpec) -> None:
+        """Read the state of the run by a specification; OSError if the disk does not answer.
+
+        A running job begins again when users edit members: what follows from their events depends on them.
+        """
+        state = RunState(self._folder, spec.ensemble, spec.retries)
+        state.refresh()
+        self._state, self._ensemble = state, spec.ensemble
+        self._planned = {profile.member: profile for profile in spec.profiles}
+        self._profiles = dict(self._planned)
+        self._members = {member.name: member for member in spec.ensemble.members}
         self._workloads = Workloads(
             spec.ensemble.as_installed(),
             self._profiles,
-            gpus,
+            self._gpus,
             in_lockstep=spec.sharing == LOCKSTEP,
         )
-        PATIENT.call(self.read)
-        self._began_at = time.time() if self._state.usage.began_at is None else self._state.usage.began_at
+        self._fold(set(state.progress))
 
     @property
     def began_at(self) -> float:
         """Start of the run's first job, which may be this one, in seconds since the epoch."""
         return self._began_at
+
+    @property
+    def edits(self) -> int:
+        """Number of the users' newest edit of the run by the last reading."""
+        return self._state.facts.edits
 
     @property
     def next_round(self) -> int:
@@ -175,8 +188,10 @@ class RunMembers:
 
     def read(self) -> None:
         """Read new events from the disk; an OSError leaves the state as it was."""
+        self._fold(self._state.refresh(self._take_written()))
+
+    def _fold(self, changed: set[str]) -> None:
         progress = self._state.progress
-        changed = self._state.refresh(self._take_written())
         # Read the search's requests and reports back, so that only what is on the disk counts.
         while self._trials and self._trials.advance(
             progress, self._state.usage.used(time.time()), self._run_s
@@ -204,19 +219,19 @@ class RunObserver:
 
     Parameters
     ----------
-    only : frozenset of str
-        Members of the phase.
     order : callable
         Sort key of waiting workloads.
+    has : callable
+        Function that returns true for the name of a member of the phase.
     """
 
     members: RunMembers
     order: Any
-    only: frozenset[str]
+    has: Callable[[str], bool]
 
     def left(self, _now_s: float) -> Mapping[str, Workload]:
         """Return all members that need training, after finished epochs and checkpoints."""
-        return {name: workload for name, workload in self.members.workloads().items() if name in self.only}
+        return {name: workload for name, workload in self.members.workloads().items() if self.has(name)}
 
     def seen(self, now_s: float, running: Mapping[str, RunningTask], deferred: Set[str]) -> ObservedMembers:
         """Return all members; those that wait are in the planner's order, without `deferred`."""

@@ -1,0 +1,179 @@
+"""Members that join and leave, stop rules and next jobs that change, in a running job and between jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from workbench import alive, driver_of, pretending, pretending_project, wait_for
+
+from hetctl.app.run import edit_run
+from hetctl.storage.event_files import read_events
+from hetctl.storage.run_files import read_spec
+
+LAB = {"HETCTL_SITE": "lab"}
+SITE = "extends: local\ngpus_per_node: 3\ncores_per_node: 3\n"
+ENDLESS = "{epochs: 4000}"
+MEMBERS = {"a": ENDLESS, "b": ENDLESS}
+LIMITED = "{epochs: 4000, to_the_limit: true}"
+
+
+def write(project, most_epochs: int = 5000, **members: str) -> None:
+    (project.path / "ensemble.yaml").write_text(pretending("duo", most_epochs, **members))
+
+
+@pytest.fixture
+def begin(tmp_path):
+    """Submit a run on three slots; its jobs are cancelled at the end."""
+    projects = []
+
+    def start(most_epochs: int = 5000, **members: str):
+        project = pretending_project(tmp_path, pretending("duo", most_epochs, **members), environment=LAB)
+        (project.path / "site-configs").mkdir()
+        (project.path / "site-configs" / "lab.yaml").write_text(SITE)
+        projects.append(project)
+        assert project.here("submit", "--gpus", "3").code == 0
+        return project
+
+    yield start
+    for project in projects:
+        project.here("cancel")
+        wait_for(lambda project=project: not alive(str(project.path)))
+        project.check_runs()
+
+
+def states(project) -> dict[str, str]:
+    return {m["member"]: m["state"] for m in project.here("status", "--json").json["members"]}
+
+
+def asked(project, *arguments: str, code: int = 0):
+    answer = project.here(*arguments, "--json")
+    assert answer.code == code, answer.stdout
+    return answer.json
+
+
+def starts(project, member: str) -> int:
+    events = project.driver_events("duo-001")
+    return sum(e.kind == "task_started" and e.data["member"] == member for e in events)
+
+
+def ended(project, member: str) -> bool:
+    events = project.driver_events("duo-001")
+    return any(e.kind == "task_ended" and e.data["member"] == member for e in events)
+
+
+def epochs(project, member: str) -> list[int]:
+    return project.epochs("duo-001").get(member, [])
+
+
+def test_members_join_and_leave_a_running_job_in_which_others_are_not_restarted(begin):
+    project = begin(**MEMBERS)
+    wait_for(lambda: epochs(project, "a") and epochs(project, "b"))
+    write(project, **MEMBERS, c=ENDLESS, d=ENDLESS)
+    (change,) = asked(project, "add", "c")["changed"]
+    assert change == {"what": "member c", "now": "there", "was": "not there"}
+    wait_for(lambda: len(epochs(project, "c")) > 1)
+    asked(project, "drop", "duo-001", "b")
+    wait_for(lambda: ended(project, "b"))
+    assert states(project) == {"a": "training", "c": "training"}
+    # The file still has it, and it comes back only by its name.
+    asked(project, "add")
+    wait_for(lambda: states(project) == {"a": "training", "c": "training", "d": "training"})
+    done = len(epochs(project, "b"))
+    asked(project, "drop", "d")
+    asked(project, "add", "b")
+    wait_for(lambda: len(epochs(project, "b")) > done)
+    for member in ("a", "b", "c"):
+        assert epochs(project, member) == list(dict.fromkeys(epochs(project, member)))
+    assert starts(project, "a") == starts(project, "c") == 1
+    requests = read_events(project.home.run("duo-001").events_of("_requests"))
+    told = [(e.data["want"], e.data["member"], e.data["edits"]) for e in requests]
+    assert told == [("add", "c", 1), ("drop", "b", 2), ("add", "d", 3), ("drop", "d", 4), ("add", "b", 5)]
+
+
+def test_a_stop_rule_changes_for_members_in_training(begin):
+    project = begin(a=LIMITED, b=LIMITED, c=ENDLESS)
+    wait_for(lambda: epochs(project, "a") and epochs(project, "b"))
+    (change,) = asked(project, "change", "duo-001", "a", "--max-epochs", "1")["changed"]
+    assert change == {"what": "max_epochs of a", "now": 1, "was": 5000}
+    wait_for(lambda: states(project) == {"a": "converged", "b": "training", "c": "training"})
+    done = len(epochs(project, "a"))
+    asked(project, "change", "a", "b", "--max-epochs", f"{done + 3}")
+    wait_for(lambda: states(project)["a"] == "converged" and len(epochs(project, "a")) == done + 3)
+    # One with a lower limit begins again and sees that it is done; one that nobody asked about goes on.
+    wait_for(lambda: states(project)["b"] == "converged")
+    assert (starts(project, "b"), starts(project, "c")) == (2, 1)
+
+
+def test_edits_count_after_the_driver_and_the_command_were_killed(begin, monkeypatch):
+    project = begin(**MEMBERS)
+    wait_for(lambda: epochs(project, "a"))
+    write(project, **MEMBERS, c=ENDLESS)
+    monkeypatch.setattr(edit_run, "write_requests", lambda *_, **__: _be_killed())
+    with pytest.raises(Killed):
+        project.here("add")
+    monkeypatch.undo()
+    assert states(project)["c"] == "waiting"
+    # The next command tells the driver of it.
+    asked(project, "change", "--retries", "5")
+    wait_for(lambda: epochs(project, "c"))
+    os.kill(driver_of(project.home.run("duo-001").path).pid, signal.SIGKILL)
+    done = len(epochs(project, "c"))
+    wait_for(lambda: project.is_over() or len(epochs(project, "c")) > done)
+    assert read_spec(project.home.run("duo-001")).retries == 5
+
+
+class Killed(BaseException):
+    """End of a command in its midst."""
+
+
+def _be_killed():
+    raise Killed
+
+
+def test_a_finished_run_is_edited_and_continued(begin):
+    project = begin(2, a=LIMITED, b=LIMITED)
+    wait_for(project.is_over)
+    write(project, 2, **dict.fromkeys("abc", LIMITED))
+    assert "`hetctl submit` continues the run" in asked(project, "add")["reason"]
+    asked(project, "change", "--time", "50m", "--retries", "0")
+    said = project.here("submit").stdout
+    assert "continues duo-001" in said
+    wait_for(project.is_over)
+    assert states(project) == dict.fromkeys("abc", "converged")
+    spec = read_spec(project.home.run("duo-001"))
+    assert (spec.wall_s, spec.retries) == (3000, 0)
+    asked(project, "drop", "c")
+    assert "starts duo-002" in project.here("submit", "--dry-run").stderr
+    # Another value in the file is newer than that of a command.
+    asked(project, "change", "a", "--max-epochs", "2", code=2)
+    asked(project, "change", "a", "--max-epochs", "4")
+    shown = project.here("submit", "--dry-run").stderr
+    assert "continues duo-001" in shown
+    assert "max_epochs of" not in shown
+    write(project, 3, **dict.fromkeys("abc", LIMITED))
+    assert "max_epochs of a: 3 (was 4)" in project.here("submit", "--dry-run").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("add",), "run duo-001 has all members of the ensemble file"),
+        (("add", "nobody"), "nobody: no run, and no new member of the ensemble file, which has none"),
+        (("drop", "a", "b"), "run duo-001 would have no member left"),
+        (("drop", "nobody"), "run duo-001 has no member nobody"),
+        (("change", "nobody", "--patience", "3"), "run duo-001 has no member nobody"),
+        (("change",), "run duo-001 has nothing to change"),
+        (("change", "--gpus", "9999"), "9999"),
+        (("add", "--from-trial", "duo-001"), "'duo-001' names no trial"),
+        (("add", "--from-trial", "duo-001:a"), "run duo-001 has no trial 'a' that has begun"),
+        (("add", "--name", "x"), "--name goes with --from-trial"),
+    ],
+)
+def test_what_does_not_fit_the_run_is_refused_whole(begin, arguments, said):
+    project = begin(**MEMBERS)
+    before = read_spec(project.home.run("duo-001"))
+    assert said in project.here(*arguments, "--json").error["message"]
+    assert read_spec(project.home.run("duo-001")) == before
+    assert not project.home.run("duo-001").events_of("_requests").exists()
