@@ -19,7 +19,6 @@ from hetctl.inputs.member_schema import (
     Value,
     apart_from_config,
     distinct,
-    one_way,
 )
 from hetctl.inputs.validation import SafeName, Strict, model_of, under
 from hetctl.model.searches import ASHA_VARIANTS, NamedPart, SearchBudget
@@ -50,9 +49,32 @@ OF_METHODS = frozenset[str]().union(*(keys.needs | keys.may for keys in METHOD_K
 class SearchChoiceModel(DrawModel):
     """Distribution of a value in a search: as in a random sample, but a choice is among single values."""
 
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
     choice: Annotated[list[Value | bool | None], Field(min_length=1), AfterValidator(distinct)] = Field(
         default_factory=list, description="List of values, all equally likely."
     )
+
+    step: int | None = Field(default=None, ge=1, description="integer: distance of the values; null: 1.")
+    when: dict[str, Annotated[list[Value | bool | None], Field(min_length=1)]] = Field(
+        default_factory=dict,
+        description="Keys above it in the space, each with the values with which a config has this key, too.",
+    )
+    prior: Value | bool | None = Field(
+        default=None,
+        description="Likely value, of random draws: half of a choice's, the middle of a bell over a range.",
+    )
+
+
+BESIDE_DISTRIBUTION = frozenset({"step", "when", "prior"})
+
+
+def _one_distribution(draw: SearchChoiceModel) -> SearchChoiceModel:
+    if len(draw.model_fields_set - BESIDE_DISTRIBUTION) != 1:
+        raise ValueError("must have exactly one of choice, integer, log_uniform, uniform")
+    if draw.step is not None and not draw.integer:
+        raise ValueError("has a step, which only integer may have")
+    return draw
 
 
 class MutationModel(Strict):
@@ -96,8 +118,12 @@ class SearchModel(EntrySettings):
     name: SafeName = Field(default="trial", description="Prefix of the names NAME-000, NAME-001, ...")
     method: MethodName = Field(description="Method that chooses the trials and their epochs.")
     config: Config = Field(default_factory=dict)
-    space: dict[str, Annotated[SearchChoiceModel, AfterValidator(one_way)]] = Field(
+    space: dict[str, Annotated[SearchChoiceModel, AfterValidator(_one_distribution)]] = Field(
         min_length=1, description="Keys of config, each with the distribution of its values."
+    )
+    start: list[Annotated[dict[str, Value | bool | None], Field(min_length=1)]] = Field(
+        default_factory=list,
+        description="Configs of the first trials, each with keys of space; what they leave out is drawn.",
     )
     trials: int | None = Field(
         default=None, ge=1, description="Number of trials; of pbt, in a population. A grid has its own."

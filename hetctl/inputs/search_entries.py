@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from hetctl.inputs.ensemble_schema import METHOD_KEYS, OF_METHODS, EnsembleModel, SearchModel
+from hetctl.inputs.ensemble_schema import (
+    METHOD_KEYS,
+    OF_METHODS,
+    EnsembleModel,
+    SearchChoiceModel,
+    SearchModel,
+)
 from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry, fitted, usual_mode
 from hetctl.inputs.validation import value_of
@@ -55,16 +61,59 @@ def search_problems(model: EnsembleModel) -> Iterator[tuple[Location, str]]:
 def _value_problems(search: SearchModel) -> Iterator[tuple[Location, str]]:
     for key, how in search.space.items():
         if search.method == "grid" and how.model_fields_set != {"choice"}:
-            yield (*SEARCH, "space", key), "must be a choice: a grid needs its values listed"
+            yield (*SEARCH, "space", key), "must be a choice alone: a grid needs its values listed"
+        yield from _space_problems(search, key, how)
+    yield from _start_problems(search)
     for key in search.mutate or ():
         if key not in search.space:
             yield (*SEARCH, "mutate", key), f"is no key of space{suggestion(key, search.space)}"
+        elif search.space[key].when:
+            yield (*SEARCH, "mutate", key), "cannot mutate: not every config has it"
         elif not _is_number(search, key):
             yield (*SEARCH, "mutate", key), "cannot mutate: not all of its values are numbers"
     if search.metric is None and search.mode is not None:
         yield (*SEARCH, "mode"), "needs a metric; the direction of the stop rule's is stop.mode"
     if search.pruner is None and search.method == "optuna" and search.every is not None:
         yield (*SEARCH, "every"), "needs a pruner, which decides so often"
+
+
+def _space_problems(search: SearchModel, key: str, how: SearchChoiceModel) -> Iterator[tuple[Location, str]]:
+    """Yield the errors in what stands beside a distribution."""
+    above = list(search.space)[: list(search.space).index(key)]
+    for other, values in how.when.items():
+        place = (*SEARCH, "space", key, "when", other)
+        if other not in above:
+            yield place, f"is no key of space above {key}{suggestion(other, above)}"
+        elif wrong := [value for value in values if not _holds(search, other, value)]:
+            yield place, f"is never {wrong[0]!r}"
+    if how.prior is None:
+        return
+    if not _holds(search, key, how.prior):
+        yield (*SEARCH, "space", key, "prior"), "must be one of its values"
+    if search.sampler is not None or search.method == "optuna":
+        yield (*SEARCH, "space", key, "prior"), "does not go with a sampler of Optuna, which takes none"
+
+
+def _start_problems(search: SearchModel) -> Iterator[tuple[Location, str]]:
+    if search.start and search.method == "grid":
+        yield (*SEARCH, "start"), "does not go with method grid, which tries all configs"
+    if search.trials is not None and len(search.start) > search.trials:
+        yield (*SEARCH, "start"), f"must have at most {search.trials} configs, one for each trial"
+    for number, given in enumerate(search.start):
+        for key, value in given.items():
+            place = (*SEARCH, "start", number, key)
+            if key not in search.space:
+                yield place, f"is no key of space{suggestion(key, search.space)}"
+            elif not _holds(search, key, value):
+                yield place, "must be one of the values of its space"
+
+
+def _holds(search: SearchModel, key: str, value: Any) -> bool:
+    """Return true if a value is one of a key's in the space."""
+    # Imported here since most ensembles have no search.
+    from hetctl.methods.automl.search_run import parameter_of
+
+    return parameter_of(search.space[key].model_dump(exclude_unset=True)).holds(value)
 
 
 def _is_number(search: SearchModel, key: str) -> bool:
@@ -145,6 +194,7 @@ def _spec(search: SearchModel, seed: int) -> SearchSpec:
         sampler=sampler or (USUAL_SAMPLER if method == "optuna" else None),
         pruner=pruner,
         seed=search.seed if "seed" in search.model_fields_set else seed,
+        start=tuple(search.start),
         parallel=search.parallel,
         budget=value_of(SearchBudget, search.budget),
     )

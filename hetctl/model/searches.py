@@ -57,6 +57,8 @@ class SearchSpec:
         Names of all trials that the search can begin, by number.
     space : mapping
         Distribution by key of the config, as in the ensemble file: ``{"log_uniform": [0.001, 0.1]}``.
+    start : tuple of mapping
+        Values of the first configs; what they leave out is drawn.
     epochs : int
         Most epochs of a trial.
     settings : mapping
@@ -74,6 +76,7 @@ class SearchSpec:
     settings: Mapping[str, Any] = field(default_factory=dict)
     sampler: NamedPart | None = None
     pruner: NamedPart | None = None
+    start: tuple[Mapping[str, Any], ...] = ()
     seed: int = 0
     parallel: int | None = None
     budget: SearchBudget = field(default_factory=SearchBudget)

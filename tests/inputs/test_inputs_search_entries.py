@@ -21,6 +21,11 @@ ASHA = {
 }
 
 
+def spaced(width: Any, **more: Any) -> dict[str, Any]:
+    """Return a search whose space has a second key of this kind, and more keys."""
+    return {**ASHA, "space": {"lr": {"choice": [0.1, 0.01]}, "width": width}, **more}
+
+
 def ensemble_of(tmp_path, search: Any, **more: Any):
     lines = [
         "name: e",
@@ -45,6 +50,18 @@ def test_a_search_has_a_member_for_each_trial(tmp_path):
     assert all(m.config["depth"] == 3 and m.config["width"] in (16, 32) for m in ensemble.members)
     assert all(0.001 <= m.config["lr"] <= 0.1 and m.batch_size == 7 for m in ensemble.members)
     assert ensemble.search.configs_are_known
+
+
+def test_trials_begin_as_told_and_heed_the_conditions_of_their_space(tmp_path):
+    width = {"integer": [16, 64], "step": 16, "when": {"lr": [0.1]}, "prior": 32}
+    search = spaced(width, start=[{"lr": 0.1, "width": 48}, {"lr": 0.01}])
+    ensemble = ensemble_of(tmp_path, search)
+    assert ensemble.search is not None
+    assert ensemble.search.space["width"] == width
+    first, second, *others = [member.config for member in ensemble.members]
+    assert (first, second) == ({"lr": 0.1, "width": 48}, {"lr": 0.01})
+    assert all(("width" in config) == (config["lr"] == 0.1) for config in others)
+    assert {config.get("width", 16) for config in others} <= {16, 32, 48, 64}
 
 
 @pytest.mark.parametrize(
@@ -113,6 +130,25 @@ PBT = {"method": "pbt", "trials": 4, "epochs": 6, "every": 2, "space": ASHA["spa
         ({"method": "random", "trials": 10_001, "epochs": 2, **CHOICE}, 3, "must have at most 10,000 trials"),
         ({**ASHA, "mode": "max"}, 9, "search.mode: needs a metric"),
         ({**ASHA, "metric": ""}, 9, "search.metric: must"),
+        (spaced({"choice": [1, 2], "step": 2}), 8, "has a step, which only integer may have"),
+        (spaced({"when": {"lr": [0.1]}}), 8, "must have exactly one of choice, integer"),
+        (
+            spaced({"choice": [1, 2], "when": {"lp": [0.1]}}),
+            8,
+            "is no key of space above width; known: lr",
+        ),
+        (spaced({"choice": [1, 2], "when": {"lr": [0.2]}}), 8, "is never 0.2"),
+        (spaced({"choice": [1, 2], "prior": 3}), 8, "must be one of its values"),
+        (spaced({"integer": [1, 9], "step": 4, "prior": 2}), 8, "must be one of its values"),
+        (spaced({"integer": [1, 9], "prior": 3}, sampler="TPESampler"), 8, "does not go with a sampler"),
+        (spaced({"choice": [1]}, start=[{"lr": 0.2}]), 9, "must be one of the values of its space"),
+        (spaced({"choice": [1]}, start=[{"ly": 0.1}]), 9, "is no key of space; known: lr, width"),
+        (spaced({"choice": [1]}, start=[{"lr": 0.1}] * 10), 9, "must have at most 9 configs"),
+        (
+            {"method": "grid", "epochs": 2, "space": CHOICE["space"], "start": [{"lr": 0.1}]},
+            7,
+            "does not go with method grid",
+        ),
         (None, 1, "members: is required, unless there is a search"),
     ],
 )

@@ -7,7 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hetctl.methods.automl.procedure import Method, NewTrial, at_least
-from hetctl.methods.automl.trials import Categorical, Config, Space, TrialHistory, Value, draws
+from hetctl.methods.automl.trials import (
+    Categorical,
+    Config,
+    Space,
+    TrialHistory,
+    Value,
+    active_part,
+    draws,
+)
 
 
 @dataclass(frozen=True)
@@ -36,10 +44,17 @@ class GridSource:
 
 @dataclass(frozen=True)
 class RandomSource:
-    """Unlimited random draws; each depends on the seed and its number alone."""
+    """Unlimited random draws; each depends on the seed and its number alone.
+
+    Parameters
+    ----------
+    start : tuple of mapping
+        Values of the first configurations; what they leave out is drawn.
+    """
 
     space: Space
     seed: int = 0
+    start: tuple[Config, ...] = ()
 
     @property
     def size(self) -> None:
@@ -48,7 +63,9 @@ class RandomSource:
     def config(self, number: int) -> Config:
         """Return the draw with this number."""
         draw = draws(self.seed, number)
-        return {name: parameter.at(draw.random()) for name, parameter in self.space.items()}
+        drawn = {name: parameter.at(draw.random()) for name, parameter in self.space.items()}
+        given = self.start[number] if number < len(self.start) else {}
+        return active_part(self.space, {**drawn, **given})
 
     def follow(self, _history: TrialHistory) -> Callable[[int], Config]:
         """Return `config`: the draws do not depend on the history."""

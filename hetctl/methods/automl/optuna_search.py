@@ -12,7 +12,16 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hetctl.methods.automl.procedure import Method, NewTrial, at_least
-from hetctl.methods.automl.trials import Categorical, Config, Parameter, Report, Space, Trial, TrialHistory
+from hetctl.methods.automl.trials import (
+    Categorical,
+    Config,
+    Parameter,
+    Report,
+    Space,
+    Trial,
+    TrialHistory,
+    is_active,
+)
 from hetctl.model.errors import BadInputError
 
 SAMPLERS, PRUNERS = "samplers", "pruners"
@@ -37,12 +46,15 @@ class OptunaSource:
         Name of a class in ``optuna.samplers``.
     options : mapping
         Arguments of that class, with all required ones except a seed.
+    start : tuple of mapping
+        Values of the first configurations; what they leave out is drawn.
     """
 
     space: Space
     sampler: str = "TPESampler"
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    start: tuple[Config, ...] = ()
 
     def __post_init__(self) -> None:
         with _refuse_optuna_errors(SAMPLERS, self.sampler):
@@ -52,8 +64,20 @@ class OptunaSource:
         """Draw and report some trials: only these use options and import packages."""
         study = self.new_study()
         for loss in TRIED_LOSSES:
-            trial = study.ask({name: optuna_distribution(each) for name, each in self.space.items()})
-            study.tell(trial, loss)
+            study.tell(self._ask(study)[0], loss)
+
+    def _ask(self, study: Any) -> tuple[Any, Config]:
+        """Return a new trial with its configuration; keys whose conditions do not hold are not drawn."""
+        spaces = {name: optuna_distribution(each) for name, each in self.space.items()}
+        if not any(each.when for each in self.space.values()):
+            # All at once: some samplers draw keys together, in the order of the space.
+            trial = study.ask(spaces)
+            return trial, {name: trial.params[name] for name in self.space}
+        trial, config = study.ask(), dict[str, Any]()
+        for name, each in self.space.items():
+            if is_active(each, config):
+                config[name] = _suggested(trial, name, spaces[name])
+        return trial, config
 
     @property
     def size(self) -> int | None:
@@ -66,7 +90,10 @@ class OptunaSource:
 
     def new_study(self) -> Any:
         """Return a study with the sampler in its initial state; BadInputError if that fails."""
-        return _study_of(sampler=_optuna_part(SAMPLERS, self.sampler, self.options, self.seed))
+        study = _study_of(sampler=_optuna_part(SAMPLERS, self.sampler, self.options, self.seed))
+        for given in self.start:
+            study.enqueue_trial(dict(given))
+        return study
 
     def follow(self, history: TrialHistory) -> Callable[[int], Config]:
         """Return a function that draws configurations from a study that follows the history.
@@ -79,11 +106,10 @@ class OptunaSource:
         from optuna.trial import TrialState
 
         study, drawn, seen = self.new_study(), dict[int, Any](), 0
-        distributions = {name: optuna_distribution(each) for name, each in self.space.items()}
 
         def draw(number: int) -> Config:
-            drawn[number] = study.ask(distributions)
-            return dict(drawn[number].params)
+            drawn[number], config = self._ask(study)
+            return config
 
         def check_draw(trial: Trial) -> None:
             # The history has the trained config: from another draw Optuna would learn wrong values.
@@ -123,11 +149,22 @@ def _study_of(**parts: Any) -> Any:
     return study
 
 
+def _suggested(trial: Any, name: str, distribution: Any) -> Any:
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+
+    if isinstance(distribution, CategoricalDistribution):
+        return trial.suggest_categorical(name, distribution.choices)
+    low, high, log = distribution.low, distribution.high, distribution.log
+    if isinstance(distribution, IntDistribution):
+        return trial.suggest_int(name, low, high, step=distribution.step, log=log)
+    return trial.suggest_float(name, low, high, log=log)
+
+
 def _count(parameter: Parameter) -> int:
     """Return the number of values of a parameter with listed values or a range of whole numbers."""
     if isinstance(parameter, Categorical):
         return len(parameter.values)
-    return int(parameter.high) - int(parameter.low) + 1
+    return parameter.count
 
 
 def optuna_distribution(parameter: Parameter) -> Any:
@@ -137,7 +174,8 @@ def optuna_distribution(parameter: Parameter) -> Any:
     if isinstance(parameter, Categorical):
         return distributions.CategoricalDistribution(parameter.values)
     if parameter.whole:
-        return distributions.IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log)
+        low, high = int(parameter.low), int(parameter.high)
+        return distributions.IntDistribution(low, high, log=parameter.log, step=parameter.step)
     return distributions.FloatDistribution(parameter.low, parameter.high, log=parameter.log)
 
 

@@ -91,10 +91,11 @@ def _as_optuna(trial: StudyTrial, spaces: Mapping[str, Any]) -> Any:
     import optuna
 
     others = {key: value for key, value in trial.config.items() if key not in spaces}
+    held = {key: of for key, of in spaces.items() if key in trial.config}
     return optuna.create_trial(
         state=optuna.trial.TrialState[trial.state],
-        params={key: trial.config[key] for key in spaces},
-        distributions=dict(spaces),
+        params={key: trial.config[key] for key in held},
+        distributions=held,
         intermediate_values=dict(trial.values),
         value=trial.result,
         user_attrs={**others, **trial.attributes},

@@ -27,7 +27,7 @@ from hetctl.model.serialization import decode, encode
 
 def search_space(search: SearchSpec) -> dict[str, Parameter]:
     """Return the space of a search."""
-    return {key: _parameter(how) for key, how in search.space.items()}
+    return {key: parameter_of(how) for key, how in search.space.items()}
 
 
 def study_space(search: SearchSpec) -> dict[str, Parameter]:
@@ -44,12 +44,18 @@ def _range_of(parameter: Parameter) -> NumberRange:
     return NumberRange(min(numbers), max(numbers), whole=all(isinstance(n, int) for n in numbers))
 
 
-def _parameter(how: Mapping[str, Any]) -> Parameter:
-    ((kind, values),) = how.items()
+def parameter_of(how: Mapping[str, Any]) -> Parameter:
+    """Return a distribution as in an ensemble file."""
+    others = {"step", "when", "prior"}
+    ((kind, values),) = [(key, value) for key, value in how.items() if key not in others]
+    when = {key: tuple(each) for key, each in how.get("when", {}).items()}
+    prior = how.get("prior")
     if kind == "choice":
-        return Categorical(tuple(values))
+        return Categorical(tuple(values), when, prior)
     low, high = values
-    return NumberRange(low, high, log=kind == "log_uniform", whole=kind == "integer")
+    return NumberRange(
+        *(low, high, kind == "log_uniform", kind == "integer", how.get("step", 1)), when=when, prior=prior
+    )
 
 
 def search_parts(search: SearchSpec) -> tuple[Method, TrialSource]:
@@ -80,9 +86,10 @@ def likely_configs(search: SearchSpec, method: Method, source: TrialSource) -> l
 def _source(search: SearchSpec) -> TrialSource:
     space = search_space(search)
     if search.sampler is not None:
-        return OptunaSource(space, search.sampler.name, search.seed, search.sampler.options)
+        named = search.sampler
+        return OptunaSource(space, named.name, search.seed, named.options, search.start)
     if search.method != "grid":
-        return RandomSource(space, search.seed)
+        return RandomSource(space, search.seed, search.start)
     return GridSource({key: one for key, one in space.items() if isinstance(one, Categorical)})
 
 

@@ -5,23 +5,47 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import Any
 
 from hetctl.model.errors import BadInputError
 
 Value = bool | int | float | str | None
+Condition = Mapping[str, tuple[Value, ...]]
+"""Values of other keys, any of which a config must have for a key to be in it."""
+BELOW_ONE = math.nextafter(1.0, 0.0)
+PRIOR_SHARE = 0.5
+"""Share of the draws of a choice that are its prior."""
+PRIOR_DEVIATION = 0.25
+"""Standard deviation of draws around the prior of a range, as a share of the range."""
 
 
 @dataclass(frozen=True)
 class Categorical:
-    """A choice among values, all equally likely."""
+    """A choice among values, all equally likely but for a prior.
+
+    Parameters
+    ----------
+    prior : Value or None
+        Value that is half of the draws; None: no value is.
+    """
 
     values: tuple[Value, ...]
+    when: Condition = field(default_factory=dict)
+    prior: Value = None
 
     def at(self, share: float) -> Value:
         """Return the value at a position in [0, 1)."""
+        if self.prior is not None:
+            if share < PRIOR_SHARE:
+                return self.prior
+            share = (share - PRIOR_SHARE) / (1 - PRIOR_SHARE)
         return self.values[int(share * len(self.values))]
+
+    def holds(self, value: Value) -> bool:
+        """Return true if a value is one of its values."""
+        return value in self.values
 
 
 @dataclass(frozen=True)
@@ -34,15 +58,29 @@ class NumberRange:
         True if all orders of magnitude are equally likely, rather than all numbers.
     whole : bool
         True for integers only.
+    step : int
+        Distance of integers, of which `low` is the first.
+    prior : float or None
+        Value around which numbers are likelier, normally distributed within the range; None: there is none.
     """
 
     low: float
     high: float
     log: bool = False
     whole: bool = False
+    step: int = 1
+    when: Condition = field(default_factory=dict)
+    prior: float | None = None
 
     def at(self, share: float) -> Value:
         """Return the value at a position in [0, 1)."""
+        if self.prior is not None:
+            around = NormalDist(self._position(self.prior), PRIOR_DEVIATION)
+            least, most = around.cdf(0.0), around.cdf(1.0)
+            # The inverse is not defined at the ends.
+            share = min(max(around.inv_cdf(least + max(share, 1e-12) * (most - least)), 0.0), BELOW_ONE)
+        if self.step > 1:
+            return int(self.low) + self.step * int(share * self.count)
         # The value is rounded down, so this makes the upper end as likely as the others.
         high = self.high + 1 if self.whole else self.high
         if self.log:
@@ -54,19 +92,47 @@ class NumberRange:
         # Rounding in exp() of a logarithm may leave the range.
         return min(max(value, self.low), self.high)
 
+    @property
+    def count(self) -> int:
+        """Number of integers in it."""
+        return int(self.high - self.low) // self.step + 1
+
+    def holds(self, value: Value) -> bool:
+        """Return true if a value is in it."""
+        if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
+            return False
+        return self.low <= value <= self.high and (not self.whole or (value - self.low) % self.step == 0)
+
+    def _position(self, value: float) -> float:
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
 
 Parameter = Categorical | NumberRange
 Space = Mapping[str, Parameter]
+Config = Mapping[str, Any]
+"""Hyper-parameters by name; the values have JSON's types."""
+
+
+def active_part(space: Space, config: Config) -> dict[str, Value]:
+    """Return a config without the keys whose conditions do not hold; these name earlier keys of the space."""
+    found: dict[str, Value] = {}
+    for name, value in config.items():
+        if is_active(space[name], found):
+            found[name] = value
+    return found
+
+
+def is_active(parameter: Parameter, config: Mapping[str, Value]) -> bool:
+    """Return true if the condition of a parameter holds in a config, or it has none."""
+    return all(key in config and config[key] in values for key, values in parameter.when.items())
 
 
 def draws(seed: int, number: int) -> random.Random:
     """Return the random generator of one trial, which depends on the seed and the trial's number alone."""
     # Python hashes a text with SHA-512, the same in every process.
     return random.Random(f"{seed}/{number}")
-
-
-Config = Mapping[str, Any]
-"""Hyper-parameters by name; the values have JSON's types."""
 
 
 @dataclass(frozen=True)

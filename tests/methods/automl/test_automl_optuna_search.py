@@ -60,6 +60,32 @@ def test_it_learns_from_reports() -> None:
     assert sum(learned) < sum(drawn)
 
 
+CONDITIONAL = {
+    "kind": Categorical(("a", "b")),
+    "x": NumberRange(-10.0, 10.0),
+    "layers": NumberRange(2, 10, whole=True, step=4),
+    "depth": NumberRange(1.0, 2.0, when={"kind": ("b",)}),
+}
+
+
+@pytest.mark.parametrize("sampler", ["TPESampler", "RandomSampler"])
+def test_optuna_begins_with_given_configs_and_heeds_conditions(sampler: str) -> None:
+    pytest.importorskip("optuna")
+    start = ({"kind": "b", "x": 3.0, "layers": 6, "depth": 1.5}, {"kind": "a", "x": -1.0})
+    source = OptunaSource(CONDITIONAL, sampler, 5, start=start)
+    procedure = Procedure(OneShot(30, 1), source)
+    search(procedure)
+    first, second, *others = [trial.config for trial in procedure.history.trials]
+    assert first == start[0]
+    assert {**second, **start[1]} == second
+    for config in (second, *others):
+        assert ("depth" in config) == (config["kind"] == "b")
+        assert config["layers"] in (2, 6, 10)
+    assert {config["kind"] for config in others} == {"a", "b"}
+    # A restored search draws the same again.
+    assert Procedure(OneShot(30, 1), source, procedure.history.events).done
+
+
 def test_a_study_belongs_to_one_search() -> None:
     pytest.importorskip("optuna")
     source = OptunaSource(SPACE, seed=1)

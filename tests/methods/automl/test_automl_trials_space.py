@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hetctl.methods.automl.grid_random import GridSource, OneShot, RandomSource
 from hetctl.methods.automl.procedure import Procedure
-from hetctl.methods.automl.trials import Categorical, NumberRange
+from hetctl.methods.automl.trials import Categorical, NumberRange, active_part
 from hetctl.model.errors import BadInputError
 
 shares = st.floats(0, 1, exclude_max=True)
@@ -41,6 +41,73 @@ def test_half_of_a_log_range_lies_below_the_geometric_mean() -> None:
 @given(values=st.lists(st.integers(), min_size=1, max_size=5), share=shares)
 def test_a_choice_gives_one_of_its_values(values: list[int], share: float) -> None:
     assert Categorical(tuple(values)).at(share) in values
+
+
+@given(low=st.integers(-50, 50), more=st.integers(0, 100), step=st.integers(1, 30), share=shares)
+def test_a_step_gives_every_value_from_the_lower_end(low: int, more: int, step: int, share: float) -> None:
+    numbers = NumberRange(low, low + more, whole=True, step=step)
+    value = numbers.at(share)
+    assert value in range(low, low + more + 1, step)
+    assert numbers.holds(value)
+    assert {numbers.at(place / 200) for place in range(200)} == {*range(low, low + more + 1, step)}
+
+
+@given(
+    low=st.floats(1e-6, 1e3),
+    factor=st.floats(1.01, 1e6),
+    at=st.floats(0, 1),
+    share=shares,
+    log=st.booleans(),
+)
+def test_draws_around_a_prior_stay_in_the_range(
+    low: float, factor: float, at: float, share: float, log: bool
+) -> None:
+    prior = min(max(NumberRange(low, low * factor, log=log).at(at), low), low * factor)
+    value = NumberRange(low, low * factor, log=log, prior=prior).at(share)
+    assert low <= value <= low * factor
+
+
+def test_draws_lie_around_a_prior() -> None:
+    even = (place / 1000 for place in range(1000))
+    values = [NumberRange(1e-4, 1.0, log=True, prior=1e-2).at(share) for share in even]
+    assert sorted(values)[500] == pytest.approx(1e-2, rel=0.02)
+    # A deviation is a quarter of four orders of magnitude; 0.6827 / 0.9545 of the draws lie within it.
+    assert sum(1e-3 < value < 1e-1 for value in values) == pytest.approx(715, abs=5)
+
+
+def test_half_of_a_choice_is_its_prior() -> None:
+    values = [Categorical(("a", "b", "c", "d"), prior="c").at(place / 800) for place in range(800)]
+    assert [values.count(each) for each in "abcd"] == [100, 100, 500, 100]
+
+
+SPACE = {
+    "kind": Categorical(("sgd", "adam")),
+    "momentum": NumberRange(0.0, 1.0, when={"kind": ("sgd",)}),
+    "nesterov": Categorical((True, False), when={"kind": ("sgd",), "momentum": (0.5, 0.9)}),
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        ({"kind": "adam", "momentum": 0.5, "nesterov": True}, {"kind"}),
+        ({"kind": "sgd", "momentum": 0.4, "nesterov": True}, {"kind", "momentum"}),
+        ({"kind": "sgd", "momentum": 0.9, "nesterov": True}, {"kind", "momentum", "nesterov"}),
+    ],
+)
+def test_keys_whose_conditions_do_not_hold_are_left_out(config, kept) -> None:
+    assert active_part(SPACE, config).keys() == kept
+
+
+def test_the_first_configs_are_those_given() -> None:
+    start = ({"kind": "adam", "momentum": 0.3}, {"kind": "sgd"})
+    source, plain = RandomSource(SPACE, 7, start), RandomSource(SPACE, 7)
+    assert source.config(0) == {"kind": "adam"}
+    assert source.config(1)["kind"] == "sgd"
+    assert 0 <= source.config(1)["momentum"] <= 1
+    assert [source.config(n) for n in range(2, 20)] == [plain.config(n) for n in range(2, 20)]
+    drawn = [source.config(n) for n in range(2, 60)]
+    assert {"momentum" in config for config in drawn if config["kind"] == "adam"} == {False}
 
 
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4))
