@@ -34,11 +34,17 @@ def plan_command(ensemble: str | None, **options: Any) -> None:
     Example: hetctl plan --site perlmutter --gpus 64 --time 2h
     """
     from hetctl.app.plan.planning import plan_and_save
+    from hetctl.model.serialization import encode
     from hetctl.reports.plan_tables import plan_tables
 
     project = this_project()
     request, sized = plan_request(project, project.ensemble(ensemble), **options)
     plan = plan_and_save(project, request)
     warn(project, request)
-    device, others = request.site.device, sized.job_sizes
-    show(plan, lambda: plan_tables(plan, sized.size, sized.chosen, others, device, explain=request.explain))
+    device, others, cost = request.site.device, sized.job_sizes, request.cost(plan)
+    show(
+        {**encode(plan), "cost": encode(cost)},
+        lambda: plan_tables(
+            *(plan, sized.size, sized.chosen, others, device), cost=cost, explain=request.explain
+        ),
+    )

@@ -73,7 +73,12 @@ FORMS: Mapping[str, type] = {
     "round_ended": _form(ended_by=str),
     "task_started": TaskStarted,
     "task_ended": _form(
-        member=str, exit_code=int, reason=ExitReason, description=str, unfit_gpus=(int | None, None)
+        member=str,
+        exit_code=int,
+        reason=ExitReason,
+        description=str,
+        unfit_gpus=(int | None, None),
+        energy_j=(float | None, None),
     ),
     "request": _form(member=str, want=Request, edits=(int, 0)),
     "started": _form(epochs=int, part_samples=int, samples=(int | None, None)),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetctl.model.cost import Cost
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.plan import DATA_PARALLEL
 from hetctl.model.profile import MemberProfile, PreprocessPoint
@@ -21,11 +22,22 @@ NONE, CACHED, LOCKSTEP = "none", "cached", "lockstep"
 
 @dataclass(frozen=True)
 class Usage:
-    """Rounds started, GPU-seconds of tasks, and node-seconds of jobs; what runs counts until the query."""
+    """Resources that a run has used; tasks and jobs that go on count until the query.
+
+    Parameters
+    ----------
+    rounds : int
+        Rounds started.
+    gpu_seconds, node_seconds : float
+        Time of all GPUs in tasks, and of all nodes in jobs.
+    energy_j : float or None
+        Energy in joules of the GPUs or slots of tasks that have ended; None: nothing was measured.
+    """
 
     rounds: int
     gpu_seconds: float
     node_seconds: float = 0.0
+    energy_j: float | None = None
 
 
 NOTHING_USED = Usage(0, 0.0)
@@ -134,6 +146,8 @@ class RunSpec:
         Number of commands that have edited the run; their requests have it, for the driver.
     edited : mapping of str to MemberEdit
         Members that commands have edited, by name.
+    track : str
+        Tracker to which commands of the login side forward its epochs: ``mlflow``; empty: none.
     """
 
     run: str
@@ -162,7 +176,12 @@ class RunSpec:
     earlier_jobs: int = 0
     edits: int = 0
     edited: Mapping[str, MemberEdit] = field(default_factory=dict)
+    track: str = ""
     schema_version: int = SCHEMA_VERSION
+
+    def cost(self, node_seconds: float) -> Cost:
+        """Return the cost of jobs of the run, by the time of all their nodes in seconds."""
+        return self.site.cost(node_seconds, self.gpus)
 
     @property
     def nodes(self) -> int:

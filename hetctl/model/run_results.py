@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hetctl.model.cost import Cost, Energy
 from hetctl.model.seed_groups import PairedSeeds
 
 
@@ -27,6 +28,10 @@ class RunSummary:
         Start of the first job in seconds since the epoch.
     gpu_seconds : float
         Time of all GPUs in tasks.
+    cost : Cost
+        Resources that its jobs have held.
+    energy : Energy or None
+        Energy of its tasks; None: not measured.
     event_bytes : int
         Length of the events of drivers and of requests that are included.
     """
@@ -40,6 +45,8 @@ class RunSummary:
     member: str
     began_at: float | None
     gpu_seconds: float
+    cost: Cost
+    energy: Energy | None
     event_bytes: int = 0
 
 

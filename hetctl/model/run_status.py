@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hetctl.model.cost import Cost, Energy
 from hetctl.model.hops import HopStatus
 from hetctl.model.job import Job
 from hetctl.model.pipelines import PipelineStatus, WaveCheck
@@ -159,6 +160,8 @@ class MemberStatus:
         True for a trial of a search.
     gpu_seconds : float
         Time of all its GPUs in tasks that have ended.
+    energy_j : float or None
+        Energy of these in joules; None: not measured.
     mode : str
         ``max`` if more of `metric` is better, ``min`` if less is.
     best_epoch : int or None
@@ -185,6 +188,7 @@ class MemberStatus:
     config: Mapping[str, Any] = field(default_factory=dict)
     is_trial: bool = False
     gpu_seconds: float = 0.0
+    energy_j: float | None = None
     mode: str = "min"
     best_epoch: int | None = None
     best_checkpoint: str = ""
@@ -306,6 +310,11 @@ class RunStatus:
         Nodes of each job.
     used : Usage
         Resources used so far.
+    cost, predicted_cost : Cost or None
+        Resources that its jobs have held so far, and those predicted by the submitted plan; None: rates of
+        members were guesses.
+    energy : Energy or None
+        Energy of tasks that have ended; None: not measured.
     predicted_s : float or None
         Predicted seconds of the whole run, by the submitted plan; None: rates of members were guesses.
     measured_s : float
@@ -330,6 +339,8 @@ class RunStatus:
         Staleness of the pipelines' weights against its bounds, if requested.
     seeds : tuple of SeedGroup
         Results of the members that differ in their seed alone.
+    track : str
+        Tracker to which its epochs are forwarded; empty: none.
     """
 
     run: str
@@ -340,6 +351,9 @@ class RunStatus:
     gpus: int
     nodes: int
     used: Usage
+    cost: Cost
+    predicted_cost: Cost | None
+    energy: Energy | None
     state: str
     reason: str
     submitted_at: float
@@ -358,3 +372,4 @@ class RunStatus:
     pipelines: tuple[PipelineStatus, ...] = ()
     wave_checks: tuple[WaveCheck, ...] = ()
     seeds: tuple[SeedGroup, ...] = ()
+    track: str = ""

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
+from hetctl.model.cost import NODES as WHOLE_NODES
+from hetctl.model.cost import USUAL_BILLING, Billing, Cost
 from hetctl.model.file_keys import DURATION, Bytes, Key, Limits, Pattern
 
 NODES, MEMBERS = "nodes", "members"
@@ -277,6 +279,9 @@ class Site:
         ),
     ] = "partition"
     account: Annotated[Word | None, Key("Project or account that jobs are charged to.")] = None
+    billing: Annotated[
+        Billing, Key("Charge for jobs, by which costs are told, and CO2 of the electricity.")
+    ] = USUAL_BILLING
     submit_by: Annotated[
         str,
         Key(
@@ -349,6 +354,14 @@ class Site:
     def gpus(self) -> int:
         """Number of GPUs of the whole site."""
         return self.nodes * self.gpus_per_node
+
+    def cost(self, node_seconds: float, gpus: int) -> Cost:
+        """Return the cost of jobs with so many GPUs each, by the time of all their nodes."""
+        nodes = -(-gpus // self.gpus_per_node)
+        by_nodes = self.billing.unit == WHOLE_NODES
+        node_hours = node_seconds / 3600
+        gpu_hours = node_hours * (self.gpus_per_node if by_nodes else gpus / nodes)
+        return Cost(node_hours, gpu_hours, self.billing.factor * (node_hours if by_nodes else gpu_hours))
 
     @property
     def gpus_of_one_type(self) -> int:

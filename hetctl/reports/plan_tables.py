@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
+from hetctl.model.cost import Cost
 from hetctl.model.job import JobSize, JobSizeOption
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, Phase, Plan, Round
 from hetctl.model.profile import some_of
 from hetctl.reports.pipeline_tables import stage_sections
 from hetctl.reports.sections import Note, Section, stacked
 from hetctl.reports.style import colours_of, ink_on
-from hetctl.reports.summary import IDLE_MARK
+from hetctl.reports.summary import IDLE_MARK, describe_cost
 from hetctl.reports.units import GUESS_NOTE, device_word, format_rate, format_seconds, printable
 
 ROUNDS_SHOWN = 20
@@ -37,6 +38,7 @@ def plan_tables(
     job_sizes: Sequence[JobSizeOption],
     device: str,
     *,
+    cost: Cost | None,
     explain: bool,
 ) -> list[RenderableType]:
     """Return a plan with the size of its jobs and, to explain it, the reasons for both.
@@ -49,8 +51,12 @@ def plan_tables(
         Sizes considered.
     device : str
         Device type of the site: ``gpu`` or ``slot``.
+    cost : Cost or None
+        Predicted cost of the run; None: rates of members are guesses.
     """
     parts: list[RenderableType] = [plan_table(plan, device), _size_line(size, chosen, device)]
+    if cost:
+        parts += [f"predicted cost: {describe_cost(cost, device)}"]
     if explain:
         parts += ["", explain_table(plan)]
     if explain and chosen:
@@ -226,9 +232,7 @@ def _size_line(size: JobSize, chosen: JobSizeOption | None, device: str) -> str:
     line = f"each job: {what} for {format_seconds(size.wall_s)} in queue {size.queue.name}"
     if chosen is None:
         return line
-    jobs = f"{chosen.jobs} job{'s' * (chosen.jobs != 1)}"
-    hours = f"{chosen.gpu_hours:.3g} {device_word(device, 1)}-hours, {chosen.node_hours:.3g} node-hours"
-    return f"{line}; {jobs} expected, with {hours}"
+    return f"{line}; {chosen.jobs} job{'s' * (chosen.jobs != 1)} expected"
 
 
 def _sizes(chosen: JobSizeOption, job_sizes: Sequence[JobSizeOption], device: str) -> Section:

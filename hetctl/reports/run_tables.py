@@ -36,10 +36,13 @@ def runs_table(runs: Sequence[RunLine]) -> Section:
             *(run.run, run.ensemble, run.site, Text(run.state, STYLES.get(run.state, "yellow"))),
             *(_members(run), _best(run), _time(run.results.began_at if run.results else None)),
             NONE if run.gpu_hours is None else f"{run.gpu_hours:,.2f}",
+            f"{run.results.cost.node_hours:,.2f}" if run.results else NONE,
+            f"{run.results.cost.charged:,.2f}" if run.results else NONE,
         )
         for run in runs
     ]
-    headers = ("run", "ensemble", "site", "state", "members", "best", "started", ">GPU-hours")
+    hours = (">GPU-\nhours", ">node-\nhours", ">\ncharged")
+    headers = ("run", "ensemble", "site", "state", "members", "best", "started", *hours)
     gone = [run.run for run in runs if run.results is None]
     notes = [(f"the folder of {some_of(gone, MOST_NAMED)} is gone", "yellow")] if gone else []
     return Section(headers=headers, rows=rows, fold=("run", "best"), notes=notes, gap=0)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hetctl.model.cost import Cost, Energy
 from hetctl.model.plan import USUAL_PLANNER
 from hetctl.model.profile import some_of
 from hetctl.model.run_status import MOST_SIMULATED, MemberStatus, RoundSpan, RunStatus, TaskSpan
@@ -43,12 +44,35 @@ def describe_time(status: RunStatus) -> str:
 
 
 def describe_usage(status: RunStatus) -> str:
-    """Return the node-hours of the jobs beside the predicted ones, and the GPU-hours of training."""
-    predicted = (
-        "" if status.predicted_s is None else f", predicted {status.predicted_s * status.nodes / 3600:.3g}"
-    )
+    """Return what the jobs cost beside the prediction, the GPU-hours of training, and the energy."""
+    predicted = status.predicted_cost
+    beside = "" if predicted is None else f", predicted {predicted.node_hours:.3g}"
+    error = prediction_error(predicted.node_hours if predicted else None, status.cost.node_hours)
+    if status.state == "finished" and error is not None:
+        beside += f" ({describe_error(error)})"
     trained = f"{status.used.gpu_seconds / 3600:.3g} {device_word(status.device, 1)}-hours in training"
-    return f"{status.used.node_seconds / 3600:.3g} node-hours{predicted}; {trained}"
+    return f"{describe_cost(status.cost, status.device, beside)}; {trained}{describe_energy(status.energy)}"
+
+
+def describe_cost(cost: Cost, device: str, beside: str = "") -> str:
+    """Return the hours that jobs hold, and what is charged for them if that is another number.
+
+    Parameters
+    ----------
+    beside : str
+        Text behind the node-hours.
+    """
+    charged = "" if cost.charged == cost.node_hours else f", charged {cost.charged:.3g}"
+    held = f"{cost.gpu_hours:.3g} {device_word(device, 1)}-hours held"
+    return f"{cost.node_hours:.3g} node-hours{beside}, {held}{charged}"
+
+
+def describe_energy(energy: Energy | None) -> str:
+    """Return the energy, to be put behind other text; empty if none was measured."""
+    if energy is None:
+        return ""
+    co2 = "" if energy.co2_g is None else f" ({energy.co2_g:.3g} g of CO2)"
+    return f", {energy.kwh:.3g} kWh{co2}"
 
 
 def describe_comparison(status: RunStatus) -> str:

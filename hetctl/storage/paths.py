@@ -113,6 +113,12 @@ class RunFolder:
     results = Below("results.jsonl")
     """Results of the run and of its members at the end of its last job: a cache for commands on many runs."""
 
+    tracking = Below("tracking.json")
+    """Epochs and states that a tracker has been sent, so that commands with nothing new do not ask it."""
+
+    tracking_lock = Below("tracking.lock")
+    """Lock of the command that sends them."""
+
     lease = Below("driver.lease")
     """Driver that trains the run, or was the last to do so; touched while it trains."""
 

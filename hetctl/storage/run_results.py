@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from hetctl.model.ensemble import Ensemble, Member
+from hetctl.model.cost import energy_of
+from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER, REQUESTS
+from hetctl.model.run import NOTHING_USED, RunSpec
 from hetctl.model.run_results import MemberResult, RunResults, RunSummary
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import EpochHistory
@@ -19,16 +21,16 @@ from hetctl.storage.run_state import RunState
 from hetctl.storage.snapshot import compact, from_row, row_of
 
 
-def results_of(state: RunState, ensemble: Ensemble) -> RunResults:
+def results_of(state: RunState, spec: RunSpec) -> RunResults:
     """Return the results in the state of a run."""
-    begun = [member for member in ensemble.members if state.progress[member.name].asked != 0]
+    begun = [member for member in spec.ensemble.members if state.progress[member.name].asked != 0]
     members = tuple(_result(state, member) for member in begun)
-    return RunResults(summary_of(state, ensemble), members)
+    return RunResults(summary_of(state, spec), members)
 
 
-def summary_of(state: RunState, ensemble: Ensemble) -> RunSummary:
+def summary_of(state: RunState, spec: RunSpec) -> RunSummary:
     """Return the results of a run as a whole, in its state."""
-    begun = [member for member in ensemble.members if state.progress[member.name].asked != 0]
+    begun = [member for member in spec.ensemble.members if state.progress[member.name].asked != 0]
     kinds = Counter((member.objective.metric, member.objective.mode) for member in begun)
     ((metric, mode), _), *_ = kinds.most_common(1) or [(("", "min"), 0)]
     known = [
@@ -40,6 +42,7 @@ def summary_of(state: RunState, ensemble: Ensemble) -> RunSummary:
     sign = -1.0 if mode == "max" else 1.0
     best, name = min(known, key=lambda each: sign * each[0], default=(None, ""))
     last = state.facts.last
+    used = state.usage.used(last.time) if last else NOTHING_USED
     return RunSummary(
         members=len(begun),
         converged=sum(state.progress[member.name].converged is not None for member in begun),
@@ -49,7 +52,9 @@ def summary_of(state: RunState, ensemble: Ensemble) -> RunSummary:
         best=best,
         member=name,
         began_at=state.usage.began_at,
-        gpu_seconds=state.usage.used(last.time).gpu_seconds if last else 0.0,
+        gpu_seconds=used.gpu_seconds,
+        cost=spec.cost(used.node_seconds),
+        energy=energy_of(used.energy_j, spec.site.billing),
     )
 
 

@@ -31,6 +31,8 @@ class TaskRecord:
     ----------
     began_at, ended_at : float
         Seconds since the epoch; `ended_at` is None until the end is reported.
+    energy_j : float or None
+        Energy of its GPUs or slots in joules; None: not measured.
     placement : Any
         Placement as in the event.
     """
@@ -40,6 +42,7 @@ class TaskRecord:
     placement: Any
     ended_at: float | None = None
     exit_code: int | None = None
+    energy_j: float | None = None
 
     @property
     def gpu_seconds(self) -> float:
@@ -104,7 +107,10 @@ def _after(tasks: Tasks, event: Event) -> Tasks:
         return (*before, TaskRecord(event.time, record.gpus, event.data.get("placement")))
     return (
         *before,
-        *(replace(task, ended_at=event.time, exit_code=record.exit_code) for task in open_tasks),
+        *(
+            replace(task, ended_at=event.time, exit_code=record.exit_code, energy_j=record.energy_j)
+            for task in open_tasks
+        ),
     )
 
 
@@ -181,6 +187,8 @@ class UsageFold:
         self._last_of_round: dict[int, float] = {}
         self._ended: dict[TaskKey, float] = {}
         """GPU-seconds of the tasks that have ended, by round and member."""
+        self._energy: dict[TaskKey, float] = {}
+        """Energy in joules of those for which it was measured."""
         self.open_tasks: dict[TaskKey, TaskRecord] = {}
         """Tasks by round and member whose end was not reported."""
 
@@ -192,17 +200,19 @@ class UsageFold:
         open_tasks = [[*key, row_of(task)] for key, task in self.open_tasks.items()]
         last_of_round = list(self._last_of_round.items())
         jobs = [self._jobs, self._job_ends]
-        return [self._rounds, self.next_round, *jobs, last_of_round, list(ended.items()), open_tasks]
+        energy = [[*key, joules] for key, joules in self._energy.items()]
+        return [self._rounds, self.next_round, *jobs, last_of_round, list(ended.items()), open_tasks, energy]
 
     def restore(self, rows: list[Any]) -> None:
         """Continue from an earlier state, before events are added."""
-        self._rounds, self.next_round, jobs, self._job_ends, last_of_round, ended, open_tasks = rows
+        self._rounds, self.next_round, jobs, self._job_ends, last_of_round, ended, open_tasks, energy = rows
         self._jobs = [(began_at, nodes) for began_at, nodes in jobs]
         self._last_of_round = dict(last_of_round)
         self._ended = {
             (index, name): gpu_seconds for index, of_round in ended for name, gpu_seconds in of_round.items()
         }
         self.open_tasks = {(index, name): TaskRecord(*row) for index, name, row in open_tasks}
+        self._energy = {(index, name): joules for index, name, joules in energy}
 
     @property
     def began_at(self) -> float | None:
@@ -215,6 +225,8 @@ class UsageFold:
             self._count(event)
         for key, states in tasks.items():
             self._ended[key] = math.fsum(task.gpu_seconds for task in states)
+            if known := [task.energy_j for task in states if task.energy_j is not None]:
+                self._energy[key] = math.fsum(known)
             self.open_tasks.pop(key, None)
             if states and states[-1].ended_at is None:
                 self.open_tasks[key] = states[-1]
@@ -229,7 +241,8 @@ class UsageFold:
         held = [(now - task.began_at) * task.gpus for task in running]
         lost = [(self._lost_at(task.began_at) - task.began_at) * task.gpus for task in abandoned]
         gpu_seconds = math.fsum((*self._ended.values(), *held, *lost))
-        return Usage(self._rounds, gpu_seconds, math.fsum(self._node_seconds(now)))
+        energy_j = math.fsum(self._energy.values()) if self._energy else None
+        return Usage(self._rounds, gpu_seconds, math.fsum(self._node_seconds(now)), energy_j)
 
     def _node_seconds(self, now: float) -> Iterator[float]:
         """Yield the node-seconds of each job."""

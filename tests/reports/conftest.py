@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from hetctl.model.cost import Cost
 from hetctl.model.job import Job, JobState
 from hetctl.model.run import Usage
 from hetctl.model.run_status import MemberRate, MemberStatus, RoundSpan, RunStatus, TaskSpan
@@ -57,6 +58,9 @@ def _make_run(names: tuple[str, ...] = ("mlp", "cnn"), rounds: int = 3) -> RunSt
         gpus=len(names),
         nodes=1,
         used=Usage(rounds, 80.0 * rounds * len(names), 100.0 * rounds),
+        cost=Cost(100.0 * rounds / 3600, 100.0 * rounds * len(names) / 3600, 100.0 * rounds / 3600),
+        predicted_cost=Cost(93.0 * rounds / 3600, 93.0 * rounds * len(names) / 3600, 93.0 * rounds / 3600),
+        energy=None,
         state="finished",
         reason="every member is done",
         submitted_at=1e9,

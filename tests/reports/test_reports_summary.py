@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetctl.model.cost import Energy
 from hetctl.model.run_status import BatchChange, Comparison, OnCluster, RunStatus
 from hetctl.reports.summary import (
     busy_fraction,
     describe_batches,
     describe_clusters,
     describe_time,
+    describe_usage,
     failures_of,
     gpus_by_round,
     names_text,
@@ -35,6 +37,22 @@ def test_a_finished_run_is_judged_and_a_running_one_compared(make_run: MakeRun) 
     assert describe_time(run) == "measured 5:00 min, predicted 4:39 min (7 % too short)"
     running = replace(run, state="running", measured_s=139.5)
     assert describe_time(running) == "2:20 min of 4:39 min predicted (50 %)"
+
+
+def test_the_costs_of_a_run_are_compared_with_the_predicted_ones(make_run: MakeRun) -> None:
+    run = make_run()
+    assert describe_usage(run) == (
+        "0.0833 node-hours, predicted 0.0775 (7 % too short), 0.167 slot-hours held;"
+        " 0.133 slot-hours in training"
+    )
+    charged = replace(run.cost, charged=12.5)
+    told = describe_usage(
+        replace(run, state="running", cost=charged, predicted_cost=None, energy=Energy(1.25, 400.0))
+    )
+    assert told == (
+        "0.0833 node-hours, 0.167 slot-hours held, charged 12.5; 0.133 slot-hours in training,"
+        " 1.25 kWh (400 g of CO2)"
+    )
 
 
 def test_clusters_that_are_not_simulated_are_accounted_for(make_run: MakeRun) -> None:

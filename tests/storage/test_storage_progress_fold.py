@@ -40,9 +40,9 @@ def started(member, time, gpus):
     return event(DRIVER, "task_started", time, member=member, gpus=gpus, placement=[])
 
 
-def ended(member, reason="program-error", description="exit code 1", time=0.0):
+def ended(member, reason="program-error", description="exit code 1", time=0.0, **more):
     end = {"member": member, "exit_code": 1, "reason": reason, "description": description}
-    return event(DRIVER, "task_ended", time, **end)
+    return event(DRIVER, "task_ended", time, **end, **more)
 
 
 def fold(*events):
@@ -324,6 +324,16 @@ def test_a_task_of_a_killed_job_counts_until_the_last_event():
         event(DRIVER, "job_started", 1000, job=1),
     ]
     assert usage_of(events, now=2000).gpu_seconds == 20 * 2
+
+
+def test_use_sums_the_measured_energy_of_ended_tasks():
+    events = [
+        *(started("a", 10, 2), ended("a", time=30, energy_j=500.0)),
+        *(started("b", 10, 1), ended("b", time=30)),
+        *(started("a", 40, 2), ended("a", time=50, energy_j=25.5)),
+    ]
+    assert usage_of(events, now=60).energy_j == 525.5
+    assert usage_of(events[2:4], now=60).energy_j is None
 
 
 def test_an_end_without_a_start_costs_nothing():

@@ -23,6 +23,7 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.methods.parallelism import Demand, ModeLimits, does_not_fit, too_large
 from hetctl.model.combinations import HOPS, NO_FLOTILLAS, features_of, refuse_conflicts
+from hetctl.model.cost import Cost
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.interpreter import load_entry
@@ -122,6 +123,12 @@ class PlanRequest:
     def gpus(self) -> int:
         """Number of GPUs of a job."""
         return self.scenario.cluster.gpus
+
+    def cost(self, plan: Plan) -> Cost | None:
+        """Return the predicted cost of a run with a plan of this request; None if rates are guesses."""
+        if not all(profile.has_rates for profile in self.profiles.values()):
+            return None
+        return self.site.cost(plan.predicted_makespan_s * self.size.nodes, self.gpus)
 
     @property
     def partitions(self) -> int:

@@ -69,7 +69,7 @@ def _results(folder: RunFolder) -> Mapping[str, MemberResult]:
     found = known_results(folder)
     if found is None:
         spec = read_spec(folder)
-        found = results_of(state_in(folder, spec), spec.ensemble)
+        found = results_of(state_in(folder, spec), spec)
     return {member.member: member for member in found.members}
 
 

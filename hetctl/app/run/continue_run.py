@@ -109,6 +109,7 @@ class RequestedOptions:
     options: Mapping[str, Any] = field(default_factory=dict)
     retries: int | None = None
     chain: bool | None = None
+    track: str | None = None
     modules: str | None = None
     budget: Budget = field(default_factory=Budget)
 
@@ -156,6 +157,7 @@ def with_input(project: Project, spec: RunSpec, ensemble: Ensemble, requested: R
         mode=requested.mode or spec.mode,
         replay=replay_now(spec.replay, requested.replay),
         retries=spec.retries if requested.retries is None else requested.retries,
+        track=requested.track or spec.track,
         chain=spec.chain if requested.chain is None else requested.chain,
         budget=replace(
             requested.budget, since=used_until_now(state_in(project.home.run(spec.run), spec), ())

@@ -36,4 +36,4 @@ def _line(project: Project, run: ListedRun) -> RunLine:
     if summary := known_summary(folder):
         return replace(line, results=summary)
     spec = read_spec(folder)
-    return replace(line, results=summary_of(state_in(folder, spec), spec.ensemble))
+    return replace(line, results=summary_of(state_in(folder, spec), spec))

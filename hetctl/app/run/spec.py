@@ -182,4 +182,5 @@ def _spec(project: Project, run: str, request: PlanRequest, requested: Requested
         given=requested.given,
         retries=RunSpec.retries if requested.retries is None else requested.retries,
         chain=bool(requested.chain),
+        track=requested.track or "",
     )

@@ -14,6 +14,7 @@ from hetctl.app.run.select_run import known_run, require_folder
 from hetctl.app.run.view import RunView
 from hetctl.catalog.stored_runs import RunRecord, Stamp, stamp_of
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
+from hetctl.model.cost import energy_of
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event, in_order
 from hetctl.model.hops import HopStatus, worker_named
@@ -92,7 +93,7 @@ class RunWatch:
     def summary(self) -> RunSummary:
         """Results of the run as a whole by the last poll."""
         assert self._view is not None
-        return summary_of(self._view.state, self._view.spec.ensemble)
+        return summary_of(self._view.state, self._view.spec)
 
     def poll(self, most: int | None = None, order: str = "") -> RunStatus:
         """Return the present status, of at most `most` members or, by default, of all.
@@ -229,6 +230,8 @@ def _status(
     states = view.states(training)
     chosen = view.first(states, order, most) if order else foremost(states, most)
     state, reason = _state(record, alive, events)
+    used = used_until_now(view.state, jobs)
+    predicted_s = record.plan.predicted_makespan_s if all(p.rates for p in spec.profiles) else None
     return RunStatus(
         run=spec.run,
         ensemble=spec.ensemble.name,
@@ -237,16 +240,20 @@ def _status(
         planner=spec.planner,
         gpus=spec.gpus,
         nodes=spec.nodes,
-        used=used_until_now(view.state, jobs),
+        used=used,
+        cost=spec.cost(used.node_seconds),
+        predicted_cost=None if predicted_s is None else spec.cost(predicted_s * spec.nodes),
+        energy=energy_of(used.energy_j, spec.site.billing),
         state=state,
         reason=(note if goes_on or alive else "") or reason,
         submitted_at=record.created_at,
-        predicted_s=record.plan.predicted_makespan_s if all(p.rates for p in spec.profiles) else None,
+        predicted_s=predicted_s,
         measured_s=_measured_s(events, start, bool(training)),
         states=states,
         jobs=tuple(jobs),
         warnings=view.warnings,
         seeds=view.seed_groups(),
+        track=spec.track,
         **view.shown(chosen, start, live_metrics, training),
     )
 

@@ -23,6 +23,7 @@ from hetctl.perf.rate_prediction import NOTEWORTHY, is_noteworthy, known_rates, 
 from hetctl.perf.workloads import Workloads
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_state import RunState
+from hetctl.storage.task_fold import TaskRecord
 
 TRAINING = "training"
 DRIVER_LOST = "driver-lost"
@@ -228,6 +229,7 @@ class RunView:
             config=trials[name].record.config if name in trials else member.config,
             is_trial=name in trials,
             gpu_seconds=sum((s.end_s - s.start_s) * len(s.gpus) for s in own if s.end_s is not None),
+            energy_j=_energy_j(chain.from_iterable(self.state.tasks_of(name).values())),
             best_epoch=progress.best_epoch,
             best_checkpoint=progress.best_checkpoint,
         )
@@ -308,6 +310,12 @@ def _state_of(progress: Progress, training: bool) -> str:
     if training:
         return TRAINING
     return "waiting" if progress.active else progress.withheld or "stopped"
+
+
+def _energy_j(tasks: Iterable[TaskRecord]) -> float | None:
+    """Return the energy of a member's tasks in joules; None if none of them has a measurement."""
+    known = [task.energy_j for task in tasks if task.energy_j is not None]
+    return sum(known) if known else None
 
 
 def _held(tasks: Iterable[TaskSpan]) -> dict[int, int]:

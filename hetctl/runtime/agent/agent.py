@@ -18,11 +18,13 @@ from hetctl.cluster.launchers.nodes import NODE_VARIABLES, STEP_DEVICES
 from hetctl.model.events import EXIT_CODES, ExitReason
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import HEARTBEAT_EVERY_S, LEASE_SHARE
-from hetctl.runtime.agent.binding import VISIBLE_DEVICES, binding_of
+from hetctl.runtime.agent.binding import GPU, VISIBLE_DEVICES, binding_of
+from hetctl.runtime.agent.energy import EnergyMeter
 from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
 from hetctl.runtime.agent.messages import (
     COMMAND,
     ENDED,
+    ENERGY,
     FETCH,
     FETCHED,
     FORGET,
@@ -125,6 +127,8 @@ class Agent:
         # The counter includes kills in the control group before this agent.
         self._oom_kills = oom_kills()
         self._memory = MemoryWatch(self._assignment.memory_per_gpu, len(self._assignment.gpus))
+        seen = visible_gpus(gpus_of_node(), os.environ) if self._assignment.device == GPU else ()
+        self._energy = EnergyMeter(self._assignment.gpus, seen, self._assignment.gpus_of_node)
         self._overuse: dict[int, Overuse] = {}
         stage = self._assignment.stage
         self._staging = Staging(self._assignment.node, stage) if stage else None
@@ -194,7 +198,8 @@ class Agent:
         now = time.monotonic()
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_EVERY_S
-            self._driver.send({})
+            used_j = self._energy.used_j()
+            self._driver.send({ENERGY: list(used_j.items())} if used_j else {})
             self._send_heartbeats_of_waiting()
             self._watch_memory()
 

@@ -91,6 +91,9 @@ class Vendor:
         Function that returns the number of active links of the GPU at a PCI bus address; None if unavailable.
     memory_in_use : callable
         Function that returns the bytes that a process uses on the GPU at a PCI bus address.
+    energy : callable
+        Function that returns the joules that the GPU at a PCI bus address has used since its driver was
+        loaded.
     variables : tuple of tuple of str
         Variables that restrict the visible GPUs. Each group applies to the GPUs that the last group leaves;
         in a group the first variable with a value counts.
@@ -101,6 +104,7 @@ class Vendor:
     read: Callable[[Any], list[Gpu]]
     utilization: Callable[[Any, str], Any]
     memory_in_use: Callable[[Any, str, int], int]
+    energy: Callable[[Any, str], float]
     variables: tuple[tuple[str, ...], ...]
     links: Callable[[Any, str], int] | None = None
 
@@ -144,6 +148,13 @@ def memory_in_use(gpu: Gpu, pid: int) -> int | None:
     """Return the bytes that a process uses on a GPU of its own; None if unknown."""
     library = _library(gpu.vendor)
     return library and _or_none(VENDORS[gpu.vendor].memory_in_use, library, gpu.bus_address, pid)
+
+
+def energy(gpu: Gpu) -> float | None:
+    """Return the joules that a GPU has used since its driver was loaded; None if unknown, or of a part."""
+    library = _library(gpu.vendor)
+    is_whole = not gpu.mig_devices
+    return _or_none(VENDORS[gpu.vendor].energy, library, gpu.bus_address) if library and is_whole else None
 
 
 def _gpus_of(vendor: str) -> list[Gpu]:
@@ -245,6 +256,12 @@ def _nvidia_memory(nvml: Any, bus_address: str, pid: int) -> int:
     return int(own or nvml.nvmlDeviceGetMemoryInfo(handle).used)
 
 
+def _nvidia_energy(nvml: Any, bus_address: str) -> float:
+    """Return joules of NVML's counter of millijoules; GPUs before Volta have none."""
+    handle = nvml.nvmlDeviceGetHandleByPciBusId(bus_address)
+    return float(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1e3
+
+
 def _nvidia_links(nvml: Any, bus_address: str) -> int:
     """Count the active links; queries of missing links fail."""
     handle = nvml.nvmlDeviceGetHandleByPciBusId(bus_address)
@@ -288,6 +305,14 @@ def _amd_memory(smi: Any, bus_address: str, _pid: int) -> int:
     return int(smi.amdsmi_get_gpu_memory_usage(handle, smi.AmdSmiMemoryType.VRAM))
 
 
+def _amd_energy(smi: Any, bus_address: str) -> float:
+    """Return joules of AMD SMI's counter, whose unit is its resolution in microjoules."""
+    count = smi.amdsmi_get_energy_count(smi.amdsmi_get_processor_handle_from_bdf(bus_address))
+    # Before ROCm 6.3 it was called ``power``.
+    units = count.get("energy_accumulator", count.get("power"))
+    return float(units) * float(count["counter_resolution"]) / 1e6
+
+
 def _set_bits(words: Iterable[int]) -> tuple[int, ...]:
     """Return the positions of the set bits, in words of `WORD_BITS` bits."""
     bits = ((place * WORD_BITS, word, bit) for place, word in enumerate(words) for bit in range(WORD_BITS))
@@ -318,6 +343,7 @@ VENDORS: Mapping[str, Vendor] = {
         _nvidia_gpus,
         _nvidia_utilization,
         _nvidia_memory,
+        _nvidia_energy,
         (("CUDA_VISIBLE_DEVICES",),),
         _nvidia_links,
     ),
@@ -327,6 +353,7 @@ VENDORS: Mapping[str, Vendor] = {
         _amd_gpus,
         _amd_utilization,
         _amd_memory,
+        _amd_energy,
         # ROCm's runtime applies first; HIP counts the GPUs that it leaves. HIP also reads CUDA's variable
         # (https://rocm.docs.amd.com/en/docs-7.1.1/reference/env-variables.html).
         (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),

@@ -3,7 +3,7 @@
 The agent first sends its `AgentFacts`. The driver answers with `AgentAssignment`, with `SHUTDOWN` if it does
 not need the agent, or with `REJECTED` if it cannot use it. Then the driver sends dictionaries with one of the
 keys `START`, `SIGNAL`, `TO`, `FETCH`, `FORGET` and `SHUTDOWN`, and the agent with `FROM`, `ENDED`, `STAGED`,
-`STATES` or `FETCHED`. Empty dictionaries are heartbeats of either.
+`STATES` or `FETCHED`. Empty dictionaries are heartbeats of either; those of an agent may have `ENERGY`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ STATES = "states"
 """Key with the address of the node's store of states, beside ``partitions``, the node's numbers."""
 FETCH, FETCHED = "fetch", "fetched"
 """Keys of an order to copy a state from the store at ``address``, and of its result, a `StateFetched`."""
+ENERGY = "energy"
+"""Key with pairs of a GPU's or slot's number and the joules that it has used since the agent began."""
 FORGET = "forget"
 """Key with the names of states that the agent must delete."""
 OVERUSE = "overuse"
@@ -177,6 +179,8 @@ class AgentAssignment:
         Partitions to copy first.
     store : StoreOrder or None
         Store to open, if members hop.
+    gpus_of_node : int
+        Number of all GPUs or slots of the node.
     """
 
     node: str
@@ -188,6 +192,7 @@ class AgentAssignment:
     stage: StageOrder | None = None
     store: StoreOrder | None = None
     lease_s: float = USUAL_TIMEOUTS.lease_s
+    gpus_of_node: int = 1
 
 
 @dataclass(frozen=True)

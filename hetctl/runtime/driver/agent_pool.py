@@ -33,6 +33,7 @@ from hetctl.runtime.agent.binding import GPU
 from hetctl.runtime.agent.joining import DriverAddress
 from hetctl.runtime.agent.messages import (
     ENDED,
+    ENERGY,
     FETCH,
     FETCHED,
     FORGET,
@@ -416,6 +417,8 @@ class AgentPool:
             gpu = agent.held.node, message["gpu"]
             overuse = message[OVERUSE] and decode(Overuse, message[OVERUSE])
             self._ranks.on_end(gpu, message[ENDED], overuse, agent.node)
+        elif ENERGY in message:
+            self._ranks.on_energy({(agent.held.node, gpu): joules for gpu, joules in message[ENERGY]})
         elif STAGED in message:
             self._ranks.staged.append(decode(StagedPartitions, message[STAGED]))
         elif STATES in message:
@@ -520,6 +523,7 @@ class AgentPool:
         assignment = AgentAssignment(
             *(node, held.gpus, site.device, site.cores_per_gpu, site.memory_per_gpu),
             *(site.timeouts.silence_s, self._stages.get(node), self.store, site.timeouts.lease_s),
+            gpus_of_node=site.gpus_per_node,
         )
         own = [gpu for gpu in step.to_start if gpu[0] == held.node]
         orders = [{START: step.to_start.pop(gpu), "gpu": gpu[1]} for gpu in own]

@@ -87,6 +87,8 @@ class RankGroup:
         True if one of its ranks received SIGTERM and has to stop.
     ending : float or None
         Time from which the group has to end; None if it continues.
+    energy_j : float or None
+        Energy of its GPUs or slots in joules; None if nothing was measured.
     killed : bool
         True if the remaining ranks were killed after a failure.
     """
@@ -115,6 +117,7 @@ class RankGroup:
     signalled: bool = False
     ending: float | None = None
     killed: bool = False
+    energy_j: float | None = None
 
     @property
     def name(self) -> str:

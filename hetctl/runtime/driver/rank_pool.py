@@ -88,6 +88,8 @@ class RankPool:
         self._written: dict[str, int] = {}
         self.staged: list[StagedPartitions] = []
         self.returned: list[str] = []
+        self._energy_j: dict[NodeGpu, float] = {}
+        """Energy of GPUs or slots since their present agent began."""
         self._next_watch = 0.0
         self._is_urgent = False
 
@@ -240,6 +242,16 @@ class RankPool:
             group.on_message(slot, message)
             if "written" in message:
                 self.note_written(group.name, message["written"])
+
+    def on_energy(self, used_j: Mapping[NodeGpu, float]) -> None:
+        """Add the joules that GPUs or slots have used since the last message to the groups there."""
+        for gpu, joules in used_j.items():
+            slot, before_j = self._slots.get(gpu), self._energy_j.get(gpu, 0.0)
+            self._energy_j[gpu] = joules
+            if slot and slot.group:
+                # A new agent counts from 0.
+                more_j = joules - before_j if joules >= before_j else joules
+                slot.group.energy_j = (slot.group.energy_j or 0.0) + more_j
 
     def on_end(self, gpu: NodeGpu, exit_code: int, overuse: Overuse | None, node: str) -> None:
         """Record the end of a rank; a killed rank may be the first sign of the loss of its node."""

@@ -140,7 +140,8 @@ class Rounds:
                 # The known peak counts for a trainer that reported none.
                 peak = report.peak_memory_bytes or members.peak_memory(group.name)
                 description = with_peak(description, peak)
-        self._write_end(running.round, group.name, group.exit_code, reason, description, unfit_gpus)
+        found = (group.exit_code, reason, description, unfit_gpus, group.energy_j)
+        self._write_end(running.round, group.name, *found)
         return reason
 
     def end(self, index: int, reason: str) -> None:
@@ -157,6 +158,7 @@ class Rounds:
         reason: ExitReason,
         description: str,
         unfit_gpus: int | None = None,
+        energy_j: float | None = None,
     ) -> None:
         self.queue.writer(DRIVER, index).write(
             "task_ended",
@@ -166,6 +168,7 @@ class Rounds:
             description=description,
             fault=reason in MEMBER_FAULTS and unfit_gpus is None,
             unfit_gpus=unfit_gpus,
+            **({} if energy_j is None else {"energy_j": round(energy_j, 1)}),
         )
 
     def _inputs(

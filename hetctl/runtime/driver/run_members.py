@@ -65,7 +65,7 @@ class RunMembers:
         """
         state = RunState(self._folder, spec.ensemble, spec.retries)
         state.refresh()
-        self._state, self._ensemble = state, spec.ensemble
+        self._state, self._spec = state, spec
         self._planned = {profile.member: profile for profile in spec.profiles}
         self._profiles = dict(self._planned)
         self._members = {member.name: member for member in spec.ensemble.members}
@@ -98,7 +98,7 @@ class RunMembers:
         self._state.keep()
         jobs = self._state.facts.jobs
         if jobs and jobs[-1].kind == "job_ended":
-            keep_results(self._folder, results_of(self._state, self._ensemble))
+            keep_results(self._folder, results_of(self._state, self._spec))
 
     def workloads(self) -> Mapping[str, Workload]:
         """Return the work left of all members after finished epochs and checkpoints."""

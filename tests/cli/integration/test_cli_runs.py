@@ -45,6 +45,8 @@ def test_runs_lists_the_newest_first(project):
     tasks = project.here("status", "duo-001", "--json").json["tasks"]
     used = sum((task["end_s"] - task["start_s"]) * len(task["gpus"]) for task in tasks)
     assert results["gpu_seconds"] == pytest.approx(used, rel=1e-3)
+    assert results["cost"]["node_hours"] * 3600 > max(task["end_s"] for task in tasks) * 0.9
+    assert results["cost"]["charged"] == results["cost"]["node_hours"]
     shown = project.here("runs").stdout
     assert shown.index("duo-002") < shown.index("duo-001")
     assert "1/2, 1 failed" in shown

@@ -19,6 +19,7 @@ from hetctl.runtime.agent.binding import VISIBLE_DEVICES
 from hetctl.runtime.agent.gpus import (
     Gpu,
     active_links,
+    energy,
     gpus_of_node,
     memory_in_use,
     parse_cpu_list,
@@ -104,6 +105,9 @@ class FakeNvml(ModuleType):
             raise NVMLError("Invalid Argument")
         return states[link]
 
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        return self.fact(handle, "millijoules")
+
     def nvmlDeviceGetUtilizationRates(self, handle):
         return SimpleNamespace(gpu=self.fact(handle, "busy"), memory=0)
 
@@ -151,6 +155,9 @@ class FakeAmdSmi(ModuleType):
     def amdsmi_get_gpu_memory_usage(self, processor_handle, mem_type):
         assert mem_type == "VRAM"
         return 700
+
+    def amdsmi_get_energy_count(self, processor_handle):
+        return processor_handle["energy"]
 
     def amdsmi_get_gpu_activity(self, processor_handle):
         return {"gfx_activity": processor_handle["busy"], "umc_activity": 0, "mm_activity": "N/A"}
@@ -309,6 +316,18 @@ def test_visible_amd_gpus_of_a_process(environment, seen):
 def test_mig_devices_are_those_of_their_gpu(node):
     node(FakeNvml(a100(1), a100(2, mig=["MIG-1", "MIG-2"])))
     assert [gpu.mig_devices for gpu in gpus_of_node()] == [(), ("MIG-1", "MIG-2")]
+
+
+def test_the_energy_of_whole_gpus_is_in_joules(node):
+    node(FakeNvml(a100(1, millijoules=2500), a100(2), a100(3, millijoules=9, mig=["MIG-1"])))
+    assert [energy(gpu) for gpu in gpus_of_node()] == [2.5, None, None]
+
+
+@pytest.mark.parametrize("key", ["energy_accumulator", "power"])
+def test_the_energy_of_amd_gpus_has_a_resolution(node, key):
+    count = {key: 1_000_000, "counter_resolution": 15.3, "timestamp": 1}
+    node(FakeAmdSmi({"bdf": "0000:c1:00.0", "hip": 0, "energy": count}))
+    assert [energy(gpu) for gpu in gpus_of_node()] == [pytest.approx(15.3)]
 
 
 def test_links_that_are_in_use_are_counted_where_nvml_tells(node):
