@@ -79,6 +79,8 @@ ONLY_IN = {
     "horovod": {"runtime"},
     "mpi4py": {"runtime"},
     "optuna": {"methods.automl"},
+    "mlflow": {"app"},
+    "wandb": {"app"},
     "psutil": {"runtime"},
     "cryptography": {"runtime"},
 }

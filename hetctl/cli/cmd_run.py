@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from hetctl.cli.cmd_members import request
 from hetctl.cli.completions import complete_members
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 SITE_AND_SIZE = {"ensemble", "site", "account", "launch", "gpus", "time", "queue"}
 NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode"}
 """Options of planning that are not the planner's own."""
-OF_RUNS = {"retries", "chain", "replay"}
+OF_RUNS = {"retries", "chain", "replay", "track"}
 """Options that a run stores, and planning does not have."""
 OF_BUDGET = ("max_jobs", "max_rounds", "gpu_hours", "node_hours")
 OF_SUBMIT = {"ensemble", "dry_run", "wait", "new", "modules", *OF_BUDGET, *OF_RUNS}
@@ -81,6 +82,11 @@ OF_SUBMIT = {"ensemble", "dry_run", "wait", "new", "modules", *OF_BUDGET, *OF_RU
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Repeat the visits of a trace, with --mode hopper, as far as the job has its workers.",
+)
+@click.option(
+    "--track",
+    type=click.Choice(["mlflow"]),
+    help="Forward epochs to this tracker with each look at the run.",
 )
 @click.option(
     "--modules",
@@ -137,6 +143,10 @@ def _choose(context: click.Context, project: Project, members: Ensemble) -> tupl
     from hetctl.app.run.choose_run import Choice, choose_run
 
     requested = _requested(context)
+    if requested.track:
+        from hetctl.app.run.tracking import require_tracker
+
+        require_tracker(requested.track)
     choice = Choice(None) if context.params["new"] else choose_run(project, members, requested)
     return choice, requested
 
@@ -311,13 +321,14 @@ def status_command(run: str | None, watch: bool) -> None:
     Example: hetctl status --watch
     """
     from hetctl.app.run.status import run_status
-    from hetctl.cli.watch import follow, most_shown, show_status
+    from hetctl.cli.watch import follow, forward, most_shown, show_status
 
     project = this_project()
     status = run_status(project, run, most_shown())
     if watch:
         follow(project, status.run, advancing=False)
     else:
+        forward(project, status)
         show_status(status)
 
 
@@ -355,13 +366,32 @@ def cancel_command(names: tuple[str, ...]) -> None:
     show_default=True,
     help="Write this file.",
 )
+@click.option("--serve", is_flag=True, help="Show the page in a browser on this machine, and update it.")
+@click.option(
+    "--port",
+    metavar="N",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Serve it from this port.  [default: a free one]",
+)
 @json_option
-def report_command(run: str | None, output: Path) -> None:
+@click.pass_context
+def report_command(context: click.Context, run: str | None, output: Path, serve: bool, port: int) -> None:
     """Write one self-contained HTML page about RUN (default: the newest).
 
     \b
     Example: hetctl report -o report.html
+             hetctl report --serve
     """
+    if serve:
+        from hetctl.cli.live_page import serve_run
+
+        if context.get_parameter_source("output") is not ParameterSource.DEFAULT:
+            raise click.UsageError("--serve goes without -o")
+        serve_run(this_project(), run, port)
+        return
+    if port:
+        raise click.UsageError("--port goes with --serve")
     from hetctl.app.run.status import compared_status, search_in
     from hetctl.model.serialization import encode
 

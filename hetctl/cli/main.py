@@ -55,6 +55,8 @@ COMMANDS = {
         "cmd_ensemble",
         "Choose and average trained members, and write them for use without hetctl.",
     ),
+    "bundle": ("cmd_bundle", "Write a run into an archive for others, an RO-Crate."),
+    "reproduce": ("cmd_bundle", "Compare code, data and packages with those of a bundle."),
     "sites": ("cmd_sites", "List the known sites, show one, or check a site file."),
     "doctor": ("cmd_sites", "Check a site and report what to fix."),
     "schema": ("cmd_project", "Print the JSON Schema of ensemble or site files."),

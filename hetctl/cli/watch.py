@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 
     from hetctl.app.project import Project
     from hetctl.app.run.status import RunWatch
+    from hetctl.app.run.tracking import Forwarder
     from hetctl.cli.live_table import LiveTable
     from hetctl.model.run_status import RunStatus
 
 ADVANCED = (BETWEEN_JOBS, IN_DOUBT)
 """States that only a job's script or another command ends."""
+FORWARD_EVERY_S = 5.0
+"""Seconds between two looks for epochs that a run's tracker lacks."""
 
 
 def follow(
@@ -77,6 +80,25 @@ def show_status(status: RunStatus, more: Mapping[str, Any] = MappingProxyType({}
     show(fields, lambda: [_table(status), *comparison_lines(status)], _failure(status))
 
 
+def forward(project: Project, status: RunStatus, forwarder: Forwarder | None = None) -> Forwarder | None:
+    """Send new epochs of a run to its tracker, if it has one; warn if that fails.
+
+    Parameters
+    ----------
+    forwarder : Forwarder or None
+        What an earlier call returned.
+    """
+    if not status.track:
+        return None
+    # Imported here since most runs are tracked by nobody.
+    from hetctl.app.run.tracking import Forwarder
+
+    forwarder = forwarder or Forwarder(project, status.run)
+    if warning := forwarder.send(status.state):
+        click.echo(f"warning: {warning}", err=True)
+    return forwarder
+
+
 def _failure(status: RunStatus) -> HetctlError | None:
     if status.state == STALLED:
         return RunStalledError(
@@ -99,6 +121,7 @@ def _watch(project: Project, run: str, advancing: bool) -> RunStatus | None:
 
     watch = RunWatch(project, run)
     status = watch.poll(0)
+    forwarder, forwarded_at = None, -FORWARD_EVERY_S
     if status.state in UNDER_WAY:
         with _display(project, watch) as shown:
             status = shown.poll()
@@ -108,6 +131,9 @@ def _watch(project: Project, run: str, advancing: bool) -> RunStatus | None:
                 if advancing and status.state in ADVANCED and not watch.silent:
                     _advance(project, run)
                 status = shown.poll()
+                if time.monotonic() - forwarded_at >= FORWARD_EVERY_S:
+                    forwarder, forwarded_at = forward(project, status, forwarder), time.monotonic()
+    forward(project, status, forwarder)
     # Earlier statuses had only the members that fit the terminal, or none.
     # Who waited for the run is told what it gained, unless that takes long.
     last = watch.compared if advancing and len(status.states) <= MOST_SIMULATED else watch.poll
