@@ -98,6 +98,14 @@ def _table(rows: Sequence[dict[str, Any]]) -> Any:
     return {FIRST: first, OTHERS: differs}
 
 
+def rows_in_full(encoded: Any) -> list[dict[str, Any]]:
+    """Return the rows of an encoded field with `TABLE` metadata, each with all its keys."""
+    if isinstance(encoded, list):
+        return encoded
+    first: dict[str, Any] = encoded[FIRST]
+    return [first, *({**first, **row} for row in encoded[OTHERS])]
+
+
 @functools.cache
 def _decoder(kind: Any) -> Decoder:
     """Compile the type hints of `kind`, because a run reads hundreds of thousands of values."""

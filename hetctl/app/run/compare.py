@@ -12,6 +12,7 @@ from hetctl.app.run.run_list import runs_of
 from hetctl.app.run.select_run import named_run
 from hetctl.model.run_results import Difference, MemberResult, RunComparison
 from hetctl.model.seed_groups import PairedSeeds, groups_of, paired
+from hetctl.model.serialization import rows_in_full
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_files import read_spec
 from hetctl.storage.run_results import known_results, results_of
@@ -34,6 +35,8 @@ def compare_runs(project: Project, names: Sequence[str]) -> RunComparison:
     lines = {line.run: line for line in runs_of(project, {folder.name for folder in folders})}
     # Decoding the specifications of large runs takes longer than all else.
     specs = [json.loads(folder.spec.read_bytes()) for folder in folders]
+    for spec in specs:
+        spec["ensemble"]["members"] = rows_in_full(spec["ensemble"]["members"])
     results = [_results(folder) for folder in folders]
     names = [folder.name for folder in folders]
     return RunComparison(
