@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from hetctl.cli.cmd_members import request
-from hetctl.cli.completions import complete_members
+from hetctl.cli.completions import complete_members, complete_runs
 from hetctl.cli.options import (
     ensemble_option,
     given_options,
@@ -356,7 +356,7 @@ def cancel_command(names: tuple[str, ...]) -> None:
 
 
 @click.command("report")
-@run_argument
+@click.argument("runs", metavar="[RUN..]", nargs=-1, shell_complete=complete_runs)
 @click.option(
     "-o",
     "--output",
@@ -376,8 +376,10 @@ def cancel_command(names: tuple[str, ...]) -> None:
 )
 @json_option
 @click.pass_context
-def report_command(context: click.Context, run: str | None, output: Path, serve: bool, port: int) -> None:
-    """Write one self-contained HTML page about RUN (default: the newest).
+def report_command(
+    context: click.Context, runs: tuple[str, ...], output: Path, serve: bool, port: int
+) -> None:
+    """Write one self-contained HTML page about RUN (default: the newest), or about several runs side by side.
 
     \b
     Example: hetctl report -o report.html
@@ -388,15 +390,26 @@ def report_command(context: click.Context, run: str | None, output: Path, serve:
 
         if context.get_parameter_source("output") is not ParameterSource.DEFAULT:
             raise click.UsageError("--serve goes without -o")
-        serve_run(this_project(), run, port)
+        if len(runs) > 1:
+            raise click.UsageError("--serve shows one run")
+        serve_run(this_project(), next(iter(runs), None), port)
         return
     if port:
         raise click.UsageError("--port goes with --serve")
+    from hetctl.app.run.compare import compare_runs
     from hetctl.app.run.status import compared_status, search_in
     from hetctl.model.serialization import encode
 
     project = this_project()
-    status = compared_status(project, run)
+    if len(names := tuple(dict.fromkeys(runs))) > 1:
+        compared = compare_runs(project, names)
+        statuses = [compared_status(project, name) for name in names]
+        from hetctl.reports.comparison_page import render_comparison
+
+        write_text(output, render_comparison(statuses, compared))
+        show({"runs": list(names), "path": str(output.resolve())}, lambda: f"wrote {output}")
+        return
+    status = compared_status(project, next(iter(names), None))
     # Importing Matplotlib takes half a second, which a refusal need not wait for.
     from hetctl.reports.run_page import render_page
     from hetctl.reports.summary import comparison_lines

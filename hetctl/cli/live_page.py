@@ -26,12 +26,14 @@ UPDATE_EVERY_S = 5.0
 SILENCE_S = 15.0
 """Seconds after which a comment is sent, which also notices browsers that have left."""
 SCRIPT = """<script>
-// The page is fetched again whenever the server has news; what was opened stays open.
+// The page is fetched again whenever the server has news; what was opened or chosen stays so.
 new EventSource("events").onmessage = async () => {
   const page = new DOMParser().parseFromString(await (await fetch(location)).text(), "text/html");
   const opened = [...document.querySelectorAll("details")].map((each) => each.open);
+  const chosen = [...document.querySelectorAll("input:checked")].map((each) => each.id);
   document.querySelector("main").replaceWith(page.querySelector("main"));
   document.querySelectorAll("details").forEach((each, place) => { each.open = opened[place] ?? each.open; });
+  document.querySelectorAll("input").forEach((each) => { each.checked ||= chosen.includes(each.id); });
 };
 </script>
 </body>"""

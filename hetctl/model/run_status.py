@@ -168,6 +168,8 @@ class MemberStatus:
         Best epoch by the stop rule whose checkpoint is kept; None: there is none.
     best_checkpoint : str
         Path of that checkpoint.
+    samples_per_epoch : int or None
+        Training samples of an epoch; None: not known yet.
     """
 
     member: str
@@ -192,6 +194,7 @@ class MemberStatus:
     mode: str = "min"
     best_epoch: int | None = None
     best_checkpoint: str = ""
+    samples_per_epoch: int | None = None
 
     @property
     def rank(self) -> tuple[float, str]:
@@ -298,6 +301,36 @@ class RoundSpan:
 
 
 @dataclass(frozen=True)
+class TimeShares:
+    """Parts of a member's time in tasks, in seconds.
+
+    Parameters
+    ----------
+    startup_s : float
+        From launches to first steps: processes, imports, samples, network.
+    steps_s, data_s : float
+        Training steps, and waits for batches between them.
+    evaluate_s, save_s : float
+        Evaluations, and waits for checkpoints, which are written beside the training.
+    rest_s : float
+        All else, such as epochs that were trained again.
+    """
+
+    member: str
+    startup_s: float
+    steps_s: float
+    data_s: float
+    evaluate_s: float
+    save_s: float
+    rest_s: float
+
+    @property
+    def total_s(self) -> float:
+        """The whole time."""
+        return self.startup_s + self.steps_s + self.data_s + self.evaluate_s + self.save_s + self.rest_s
+
+
+@dataclass(frozen=True)
 class RunStatus:
     """Run with the state of all its members, or of those to be shown.
 
@@ -341,6 +374,8 @@ class RunStatus:
         Results of the members that differ in their seed alone.
     track : str
         Tracker to which its epochs are forwarded; empty: none.
+    shares : tuple of TimeShares
+        Parts of the members' time, if requested.
     """
 
     run: str
@@ -373,3 +408,4 @@ class RunStatus:
     wave_checks: tuple[WaveCheck, ...] = ()
     seeds: tuple[SeedGroup, ...] = ()
     track: str = ""
+    shares: tuple[TimeShares, ...] = ()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from matplotlib import colormaps
@@ -14,14 +16,22 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, Percent
 from hetctl.model.hops import DONE, HopStatus, slots_in
 from hetctl.model.pipelines import PipelineEpoch, StageReport
 from hetctl.model.plan import USUAL_PLANNER
-from hetctl.model.run_status import BalanceHistory, Comparison, MemberStatus, RunStatus, TaskSpan
-from hetctl.model.searches import SearchStatus, TrialStatus
+from hetctl.model.run_status import (
+    BalanceHistory,
+    Comparison,
+    MemberStatus,
+    RunStatus,
+    TaskSpan,
+    TimeShares,
+)
+from hetctl.model.searches import SearchStatus
+from hetctl.model.training_progress import EpochResult
 from hetctl.reports.figures import Tips, draw_svg, time_unit
 from hetctl.reports.gantt import HOPS, gantt_section
 from hetctl.reports.sections import Section
-from hetctl.reports.style import COLOURS, GREY, IDLE, INK, RULE, ink_on
+from hetctl.reports.style import COLOURS, GREY, IDLE, INK, RULE, colours_of, ink_on
 from hetctl.reports.summary import Spans, describe_config, one_round, prediction_error, ranked
-from hetctl.reports.units import format_metric, format_percent, format_seconds
+from hetctl.reports.units import device_word, format_metric, format_percent, format_seconds
 
 LOSS = "loss"
 BOLD_MEMBERS = 20
@@ -33,32 +43,92 @@ CLUSTER_COLOURS = (RULE, COLOURS[13])
 END_MARKERS = {"converged": "o", "failed": "X"}
 
 
-def learning_svg(status: RunStatus, colours: Mapping[str, str]) -> str:
-    """Draw each stop metric and the training loss over the epochs; a dot ends a converged member."""
+@dataclass(frozen=True)
+class _Axis:
+    """What curves are drawn over.
+
+    Parameters
+    ----------
+    label : str
+        Its name, with the unit.
+    places : callable
+        Function that returns the places of a member's epochs.
+    """
+
+    label: str
+    places: Callable[[MemberStatus, Sequence[EpochResult]], Sequence[float]]
+
+
+def _axes_of(status: RunStatus) -> dict[str, _Axis]:
+    """Return the axes of learning curves by name."""
+    histories = [history for history in status.history.values() if history]
+    start = min(done.finished_at - done.duration_s for history in histories for done in history[:1])
+    unit, length = time_unit(max(history[-1].finished_at for history in histories) - start)
+    found = {
+        "epochs": _Axis("epoch", lambda _, history: [done.epoch for done in history]),
+        "time": _Axis(
+            f"time since the first epoch began ({unit})",
+            lambda _, history: [(done.finished_at - start) / length for done in history],
+        ),
+    }
+    if all(member.samples_per_epoch for member in status.members if status.history.get(member.member)):
+        found["samples"] = _Axis(
+            "samples",
+            lambda member, history: [done.epoch * (member.samples_per_epoch or 0) for done in history],
+        )
+    hours = f"{device_word(status.device, 1)}-hours"
+    found[hours] = _Axis(
+        f"{hours} of training",
+        lambda _, history: list(accumulate(done.gpus * done.duration_s / 3600 for done in history)),
+    )
+    return found
+
+
+MOST_POINTS = 20_000
+"""Largest number of epochs that are drawn over all axes: each is a chart of its own."""
+
+
+def learning_svgs(status: RunStatus, colours: Mapping[str, str], prefix: str = "") -> dict[str, str]:
+    """Draw each stop metric and the training loss over each axis; a dot ends a converged member.
+
+    Parameters
+    ----------
+    prefix : str
+        Beginning of the figures' names, which keeps those of several runs apart in a page.
+    """
     reported = {metric for epochs in status.history.values() for epoch in epochs for metric in epoch.metrics}
     wanted = dict.fromkeys([*(member.metric for member in status.members), LOSS])
     metrics = [metric for metric in wanted if metric in reported]
     rows = -(-len(metrics) // 2)
 
-    def draw(figure: Figure, tips: Tips) -> None:
-        for i, metric in enumerate(metrics):
-            _draw_metric(figure.add_subplot(rows, 2, i + 1), status, metric, colours, tips)
-        figure.subplots_adjust(left=0.05, right=0.985, top=1 - 0.3 / (3.4 * rows), bottom=0.48 / (3.4 * rows))
-        figure.subplots_adjust(wspace=0.13, hspace=0.35)
+    def drawn(name: str, axis: _Axis) -> str:
+        def draw(figure: Figure, tips: Tips) -> None:
+            for i, metric in enumerate(metrics):
+                _draw_metric(figure.add_subplot(rows, 2, i + 1), status, metric, colours, tips, axis)
+            height = 3.4 * rows
+            figure.subplots_adjust(left=0.05, right=0.985, top=1 - 0.3 / height, bottom=0.48 / height)
+            figure.subplots_adjust(wspace=0.13, hspace=0.35)
 
-    return draw_svg("learning", f"{', '.join(metrics)} over epochs, by member", 3.4 * rows, draw)
+        title = f"{', '.join(metrics)} over {name}, by member"
+        return draw_svg(f"{prefix}learning-{name}", title, 3.4 * rows, draw)
+
+    axes = _axes_of(status)
+    few = sum(map(len, status.history.values())) <= MOST_POINTS
+    return {name: drawn(name, axis) for name, axis in axes.items() if few or name == next(iter(axes))}
 
 
-def _draw_metric(axes: Axes, status: RunStatus, metric: str, colours: Mapping[str, str], tips: Tips) -> None:
+def _draw_metric(
+    axes: Axes, status: RunStatus, metric: str, colours: Mapping[str, str], tips: Tips, axis: _Axis
+) -> None:
     order = ranked(status)
     prominent = {m.member for m in (order or status.members)[:BOLD_MEMBERS]}
     seen: list[float] = []
     for member in sorted(status.members, key=lambda m: m.member in prominent):
         if metric not in (member.metric, LOSS):
             continue
-        points = [
-            (r.epoch, r.metrics[metric]) for r in status.history.get(member.member, ()) if metric in r.metrics
-        ]
+        history = status.history.get(member.member, ())
+        places = zip(axis.places(member, history), history, strict=True)
+        points = [(place, done.metrics[metric]) for place, done in places if metric in done.metrics]
         if points:
             _draw_curve(axes, member, points, colours[member.member], member.member in prominent, tips)
             seen += [value for _, value in points]
@@ -69,26 +139,126 @@ def _draw_metric(axes: Axes, status: RunStatus, metric: str, colours: Mapping[st
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_title("training loss" if metric == LOSS else metric)
-    axes.set_xlabel("epoch", loc="right")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel(axis.label, loc="right")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=axis.label == "epoch"))
 
 
 def _draw_curve(
     axes: Axes,
     member: MemberStatus,
-    points: Sequence[tuple[int, float]],
+    points: Sequence[tuple[float, float]],
     colour: str,
     prominent: bool,
     tips: Tips,
 ) -> None:
-    epochs, values = zip(*points, strict=True)
+    places, values = zip(*points, strict=True)
     width, alpha = (1.7, 1.0) if prominent else (0.7, 0.35)
     tip = f"{member.member} · {member.metric} {format_metric(member.best)} at best · {len(points)} epochs"
-    (line,) = axes.plot(epochs, values, color=colour, linewidth=width, alpha=alpha, solid_joinstyle="round")
+    (line,) = axes.plot(places, values, color=colour, linewidth=width, alpha=alpha, solid_joinstyle="round")
     line.set_gid(tips.add(tip))
     marker = END_MARKERS.get(member.state, "o" if len(points) == 1 else "")
     if marker and prominent:
-        axes.plot(epochs[-1], values[-1], marker, color=colour, markersize=5, markeredgecolor="white")
+        axes.plot(places[-1], values[-1], marker, color=colour, markersize=5, markeredgecolor="white")
+
+
+def best_so_far(status: RunStatus, metric: str, mode: str, axis: str) -> list[tuple[float, float]]:
+    """Return places at which the best value of all members became better, and the values.
+
+    Parameters
+    ----------
+    axis : str
+        `TIME`, in seconds since the first epoch began, or `HOURS`, of all GPUs in training.
+    """
+    done = sorted(
+        (each for history in status.history.values() for each in history if metric in each.metrics),
+        key=lambda each: each.finished_at,
+    )
+    start = min((each.finished_at - each.duration_s for each in done), default=0.0)
+    found: list[tuple[float, float]] = []
+    hours = 0.0
+    for each in done:
+        hours += each.gpus * each.duration_s / 3600
+        value, place = each.metrics[metric], each.finished_at - start if axis == TIME else hours
+        if not found or (value > found[-1][1] if mode == "max" else value < found[-1][1]):
+            found.append((place, value))
+    return [*found, (done[-1].finished_at - start if axis == TIME else hours, found[-1][1])] if found else []
+
+
+TIME, HOURS = "time", "hours"
+
+
+def best_so_far_svgs(statuses: Sequence[RunStatus], metric: str, mode: str) -> dict[str, str]:
+    """Draw the best value so far of each run over time and over the hours of its GPUs."""
+    colours = colours_of(status.run for status in statuses)
+    hours = f"{device_word(statuses[0].device, 1)}-hours"
+    lines = {
+        name: {status.run: best_so_far(status, metric, mode, axis) for status in statuses}
+        for name, axis in (("time", TIME), (hours, HOURS))
+    }
+    unit, length = time_unit(max([line[-1][0] for line in lines["time"].values() if line], default=0.0))
+
+    def drawn(name: str, label: str, scale: float) -> str:
+        def draw(figure: Figure, tips: Tips) -> None:
+            axes = figure.add_subplot()
+            for run, line in lines[name].items():
+                if line:
+                    places, values = [place / scale for place, _ in line], [value for _, value in line]
+                    (drawn,) = axes.plot(places, values, color=colours[run], drawstyle="steps-post")
+                    drawn.set_gid(tips.add(f"{run} · {metric} {format_metric(values[-1])} at best"))
+            axes.set_title(f"best {metric} so far")
+            axes.set_xlabel(label, loc="right")
+            figure.subplots_adjust(left=0.06, right=0.985, top=0.9, bottom=0.17)
+
+        return draw_svg(f"best-{name}", f"best {metric} so far over {name}, by run", 2.8, draw)
+
+    return {
+        "time": drawn("time", f"time since the first epoch began ({unit})", length),
+        hours: drawn(hours, f"{hours} of training", 1.0),
+    }
+
+
+SHARES: dict[str, tuple[str, Callable[[TimeShares], float]]] = {
+    "start, imports": (COLOURS[4], lambda one: one.startup_s),
+    "steps": (COLOURS[0], lambda one: one.steps_s),
+    "waiting for data": (COLOURS[2], lambda one: one.data_s),
+    "evaluation": (COLOURS[1], lambda one: one.evaluate_s),
+    "waiting for checkpoints": (COLOURS[6], lambda one: one.save_s),
+    "rest": (IDLE, lambda one: one.rest_s),
+}
+"""Parts of a member's time in tasks in the order of a bar, with colours, and their seconds."""
+MOST_SHARES = 40
+"""Members whose time is divided in the chart."""
+
+
+def shares_svg(shares: Sequence[TimeShares]) -> str:
+    """Draw a bar for each member, the longest first, with the parts of its time."""
+    shown = sorted(shares, key=lambda one: -one.total_s)[:MOST_SHARES]
+    unit, length = time_unit(max(one.total_s for one in shown))
+    height = 0.6 + 0.26 * len(shown)
+
+    def draw(figure: Figure, tips: Tips) -> None:
+        axes = figure.add_subplot()
+        for row, one in enumerate(shown):
+            left = 0.0
+            for part, (colour, seconds_of) in SHARES.items():
+                seconds = seconds_of(one)
+                width, start = seconds / length, left / length
+                (bar,) = axes.barh(row, width, 0.8, start, color=colour, edgecolor=RULE, linewidth=0.4)
+                share = format_percent(seconds / (one.total_s or 1.0))
+                bar.set_gid(tips.add(f"{one.member} · {part} {format_seconds(seconds)}, {share}"))
+                left += seconds
+        axes.set_yticks(range(len(shown)), [shortened(one.member) for one in shown], size=8, color=INK)
+        axes.set_ylim(len(shown) - 0.4, -0.6)
+        axes.set_xlabel(f"time in tasks ({unit})", loc="right")
+        axes.grid(visible=False, axis="y")
+        figure.subplots_adjust(left=0.17, right=0.985, top=1 - 0.05 / height, bottom=0.45 / height)
+
+    return draw_svg("shares", "parts of the time in tasks, by member", height, draw)
+
+
+def shortened(name: str) -> str:
+    """Return a name of at most 24 characters: the middle is left out."""
+    return name if len(name) <= 24 else f"{name[:11]}…{name[-12:]}"
 
 
 def clusters_svg(comparison: Comparison) -> str:
@@ -203,7 +373,7 @@ def _draw_errors(axes: Axes, members: Sequence[MemberStatus], colours: Mapping[s
             error + side * reach / 90, row, f"{error:+.0f} %", size=8, va="center_baseline",
             ha="left" if error >= 0 else "right",
         )  # fmt: skip
-    names = [m.member if len(m.member) <= 24 else f"{m.member[:11]}…{m.member[-12:]}" for m in shown]
+    names = [shortened(member.member) for member in shown]
     axes.set_yticks(range(len(shown)), names, size=8 if len(shown) > 12 else 9, color=INK)
     axes.axvline(0, color=GREY, linewidth=0.8)
     axes.set_xlim(-reach, reach)
@@ -382,7 +552,7 @@ class Scale:
     Parameters
     ----------
     values : sequence
-        Values of all trials.
+        Values of all members that have the key.
     """
 
     def __init__(self, name: str, values: Sequence[Any]) -> None:
@@ -418,25 +588,63 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def search_svg(search: SearchStatus) -> str | None:
-    """Draw the trials of a search, the best on top; None if configs do not differ."""
-    trials, keys = search.measured, search.varied_keys
-    if len(trials) < 2 or not keys:
+@dataclass(frozen=True)
+class Configured:
+    """Member, or trial of a search, with its config and its best value."""
+
+    member: str
+    config: Mapping[str, Any]
+    best: float
+    epochs: int
+
+
+def configured(status: RunStatus, search: SearchStatus | None) -> tuple[list[Configured], str]:
+    """Return the trials of a search, or the members with one metric, the best first, and their metric."""
+    of_search = search.trials if search else ()
+    of_run = () if search else ranked(status)
+    found = [
+        Configured(one.member, one.config, one.best, one.epochs)
+        for one in (*of_search, *of_run)
+        if one.best is not None and math.isfinite(one.best)
+    ]
+    return found, search.metric if search else next((one.metric for one in of_run), "")
+
+
+def varied_keys(found: Sequence[Configured]) -> list[str]:
+    """Return the keys whose values differ; one that a config lacks differs, too."""
+    keys = dict.fromkeys(key for one in found for key in one.config)
+    return [key for key in keys if len({repr(one.config.get(key, MISSING)) for one in found}) > 1]
+
+
+MISSING = object()
+MOST_LINES = 2_000
+
+
+def configs_svg(found: Sequence[Configured], metric: str) -> str | None:
+    """Draw configs and best values, the best on top; None if configs do not differ."""
+    found = found[:MOST_LINES]
+    keys = varied_keys(found)
+    if len(found) < 2 or not keys:
         return None
-    scales = [Scale(key, [trial.config[key] for trial in trials]) for key in keys]
-    result = Scale(f"best {search.metric}", [trial.best for trial in trials])
+    scales = [Scale(key, [one.config[key] for one in found if key in one.config]) for key in keys]
+    result = Scale(f"best {metric}", [one.best for one in found])
 
     def draw(figure: Figure, tips: Tips) -> None:
         axes = figure.add_subplot()
         _draw_axes(axes, [*scales, result])
-        for at, trial in reversed(list(enumerate(trials))):
-            heights = [scale.height(trial.config[scale.name]) for scale in scales]
-            colour = VIRIDIS(at / (len(trials) - 1))
-            (line,) = axes.plot([*heights, result.height(trial.best)], color=colour, alpha=0.8, linewidth=1.2)
-            line.set_gid(tips.add(_tip(trial, search.metric)))
+        for at, one in reversed(list(enumerate(found))):
+            # A line has a gap at a key that its config lacks.
+            heights = [
+                scale.height(one.config[scale.name]) if scale.name in one.config else math.nan
+                for scale in scales
+            ]
+            colour = VIRIDIS(at / (len(found) - 1))
+            places = [*heights, result.height(one.best)]
+            (line,) = axes.plot(places, color=colour, alpha=0.8, linewidth=1.2, marker=".", markersize=4)
+            line.set_gid(tips.add(_tip(one, metric)))
         figure.subplots_adjust(left=0.06, right=0.94, top=0.97, bottom=0.1)
 
-    return draw_svg("trials", f"configs and best {search.metric} of the trials", HEIGHT, draw)
+    return draw_svg("trials", f"configs and best {metric}", HEIGHT, draw)
 
 
 def _draw_axes(axes: Axes, scales: Sequence[Scale]) -> None:
@@ -455,6 +663,6 @@ def _draw_axes(axes: Axes, scales: Sequence[Scale]) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _tip(trial: TrialStatus, metric: str) -> str:
-    best = f"{metric} {format_metric(trial.best)} at best"
-    return f"{trial.member} · {best} · {trial.epochs} epochs · {describe_config(trial.config)}"
+def _tip(one: Configured, metric: str) -> str:
+    best = f"{metric} {format_metric(one.best)} at best"
+    return f"{one.member} · {best} · {one.epochs} epochs · {describe_config(one.config)}"

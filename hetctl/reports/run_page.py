@@ -14,14 +14,19 @@ from hetctl.reports.run_charts import (
     BOLD_MEMBERS,
     MOST_HISTORIES,
     MOST_PIPELINES,
+    MOST_SHARES,
     PARTS,
+    SHARES,
     accuracy_svg,
     balance_svg,
+    best_so_far_svgs,
     clusters_svg,
     comparable,
+    configs_svg,
+    configured,
     hop_section,
-    learning_svg,
-    search_svg,
+    learning_svgs,
+    shares_svg,
     stage_svg,
 )
 from hetctl.reports.sections import Report, Section
@@ -92,15 +97,19 @@ def _charts(status: RunStatus, search: SearchStatus | None, colours: Mapping[str
     if any(status.history.values()):
         faint = f" The {BOLD_MEMBERS} best are bold." if len(colours) > BOLD_MEMBERS else ""
         about = f"A dot ends the curve of a converged member, a cross that of a failed one.{faint}"
-        yield Section("Learning curves", about, learning_svg(status, colours), legend(colours))
-    if search and (trials := search_svg(search)):
+        charts = learning_svgs(status, colours)
+        yield Section("Learning curves", about, charts=charts, legend=legend(colours))
+    yield from _configs(status, search)
+    if status.shares:
+        rest = f" The {MOST_SHARES} longest are drawn." if len(status.shares) > MOST_SHARES else ""
         about = (
-            f"A line for each trial of {search.method}, from the values of its config to its best"
-            f" {search.metric}; the darker, the better."
+            "Time of each member in tasks. Checkpoints are written beside the training; only waits for them"
+            f" count. The rest is of epochs that were trained again, of ends, and of waits between.{rest}"
         )
-        shares = describe_importance(search)
-        important = f" Importance of the keys (PED-ANOVA): {shares}." if shares else ""
-        yield Section("Trials of the search", about + important, trials)
+        parts = [(swatch(colour), part) for part, (colour, _) in SHARES.items() if part != "rest"]
+        yield Section(
+            "Where the time went", about, shares_svg(status.shares), [*parts, (IDLE_MARK[0], "rest")]
+        )
     if status.balances:
         about = (
             "Left: samples of each worker in a step; right: time of the slowest worker, with t*, the least"
@@ -115,6 +124,23 @@ def _charts(status: RunStatus, search: SearchStatus | None, colours: Mapping[str
             " checkpoints."
         )
         yield Section("Predicted against measured time", about, accuracy_svg(judged, colours))
+
+
+def _configs(status: RunStatus, search: SearchStatus | None) -> Iterator[Section]:
+    """Yield a chart of configs and their best values, and of a search that of the best so far."""
+    found, metric = configured(status, search)
+    if chart := configs_svg(found, metric):
+        about = (
+            f"A line for each {'trial' if search else 'member'}, from the values of its config to its best"
+            f" {metric}; the darker, the better."
+        )
+        shares = describe_importance(search) if search else ""
+        important = f" Importance of the keys (PED-ANOVA): {shares}." if shares else ""
+        title = f"Trials of {search.method}" if search else "Configs"
+        yield Section(title, about + important, chart)
+    if search and any(status.history.values()):
+        charts = best_so_far_svgs([status], search.metric, search.mode)
+        yield Section("Best so far", "The best value of all trials by then.", charts=charts)
 
 
 def _stage_charts(status: RunStatus, device: str) -> Iterator[Section]:

@@ -50,6 +50,8 @@ class Section:
         True if a page shows only the title at first.
     chosen : int or None
         Number of the row that a terminal shows in reverse.
+    charts : mapping of str to str
+        SVG elements in place of `chart`, of which a page shows one, by the names of a switch.
     """
 
     title: str = ""
@@ -64,6 +66,7 @@ class Section:
     log: Sequence[str] = ()
     closed: bool = False
     chosen: int | None = None
+    charts: Mapping[str, str] = field(default_factory=dict)
 
     def __rich__(self) -> RenderableType:
         """Return what a terminal shows."""

@@ -11,13 +11,25 @@ import matplotlib
 import pytest
 from pipelined_run import status as pipeline
 
-from hetctl.model.run_status import BalanceHistory, BalancePoint, Comparison, MemberRate, OnCluster, RunStatus
+from hetctl.model.cost import Cost
+from hetctl.model.run_results import Difference, MemberResult, RunComparison, RunLine, RunSummary
+from hetctl.model.run_status import (
+    BalanceHistory,
+    BalancePoint,
+    Comparison,
+    MemberRate,
+    OnCluster,
+    RunStatus,
+    TimeShares,
+)
+from hetctl.reports.comparison_page import render_comparison
+from hetctl.reports.run_charts import HOURS, TIME, best_so_far
 from hetctl.reports.run_page import render_page
 from hetctl.reports.status_table import status_sections
 from hetctl.reports.style import COLOURS, colours_of, ink_on
 
 MakeRun = Callable[..., RunStatus]
-VOID = {"meta", "br", "link", "img"}
+VOID = {"meta", "br", "link", "img", "input"}
 
 
 class Outline(HTMLParser):
@@ -53,7 +65,7 @@ def history(member: str, points: int = 3) -> BalanceHistory:
 def test_every_member_round_and_figure_appears(make_run: MakeRun) -> None:
     names = tuple(f"net-{i:02d}" for i in range(9))
     outline = Outline(render_page(make_run(names, rounds=7)))
-    assert len(outline.figures) == 3
+    assert len(outline.figures) == 5
     for name in names:
         assert name in outline.texts["td"]
         assert name in outline.texts["li"]
@@ -89,6 +101,65 @@ def test_the_page_shows_what_other_clusters_would_take(make_run: MakeRun) -> Non
     outline = Outline(render_page(replace(make_run(), comparison=compared)))
     assert any("predicted" in text and "more than 2 slots" in text for text in outline.texts["p"])
     assert {"1 x 4 GPUs", "1:15 min · fluid · 2.00 times as fast"} <= set(outline.texts["text"])
+
+
+def test_curves_are_drawn_over_each_axis_that_is_known(make_run: MakeRun) -> None:
+    run = make_run()
+    assert Outline(render_page(run)).texts["label"] == ["epochs", "time", "slot-hours"]
+    members = tuple(replace(member, samples_per_epoch=1437) for member in run.members)
+    outline = Outline(render_page(replace(run, members=members)))
+    assert outline.texts["label"] == ["epochs", "time", "samples", "slot-hours"]
+    assert {"samples", "slot-hours of training", "epoch"} <= set(outline.texts["text"])
+
+
+def test_places_on_the_axes_are_sums_over_epochs(make_run: MakeRun) -> None:
+    """Epochs of 5 s end at 5, 10, .. s; each member has one slot."""
+    run = make_run()
+    line = best_so_far(run, "val_accuracy", "max", TIME)
+    best = max(member.best or 0.0 for member in run.members)
+    assert line[0][0] == 5.0
+    assert line[-1] == (30.0, pytest.approx(best))
+    assert [value for _, value in line] == sorted(value for _, value in line)
+    assert best_so_far(run, "val_accuracy", "max", HOURS)[-1][0] == pytest.approx(2 * 6 * 5 / 3600)
+    assert len(best_so_far(run, "loss", "max", TIME)) == 2
+
+
+def test_the_time_of_members_is_divided(make_run: MakeRun) -> None:
+    shares = (TimeShares("mlp", 10, 60, 20, 5, 3, 2), TimeShares("cnn", 1, 2, 3, 4, 5, 6))
+    outline = Outline(render_page(replace(make_run(), shares=shares)))
+    assert {"mlp · waiting for data 20 s, 20 %", "cnn · evaluation 4.0 s, 19 %"} <= set(
+        outline.texts["title"]
+    )
+    assert {"start, imports", "waiting for checkpoints"} <= set(outline.texts["li"])
+
+
+def test_members_of_other_configs_have_a_chart_of_them(make_run: MakeRun) -> None:
+    run = make_run()
+    configs = ({"units": 8}, {"units": 64, "kind": "cnn"})
+    members = tuple(replace(one, config=of) for one, of in zip(run.members, configs, strict=True))
+    outline = Outline(render_page(replace(run, members=members)))
+    assert "Configs" in outline.texts["h2"]
+    assert "configs and best val_accuracy" in outline.figures
+
+
+def test_each_cell_has_its_header_for_narrow_screens(make_run: MakeRun) -> None:
+    page = render_page(make_run())
+    cells = re.findall("<td[^>]*>", page)
+    assert cells
+    assert [cell for cell in cells if 'data-label="' not in cell] == []
+
+
+def test_runs_stand_side_by_side(make_run: MakeRun) -> None:
+    runs = [replace(make_run(), run=name) for name in ("one", "<two>")]
+    results = RunSummary(2, 2, 0, "val_accuracy", "max", 0.91, "cnn", 1e9, 480.0, Cost(0.2, 0.2, 0.2), None)
+    lines = tuple(RunLine(run.run, "digits", "local", "finished", 1e9, results) for run in runs)
+    both = (MemberResult("mlp", "val_accuracy", "max", 0.9, 6, 6, 30.0, 30.0), None)
+    compared = RunComparison(lines, (Difference("seed", (), (7, 8)),), {"mlp": both})
+    outline = Outline(render_comparison(runs, compared))
+    assert {"one", "<two>", "seed"} <= {*outline.texts["td"], *outline.texts["th"]}
+    assert outline.texts["h2"].count("Best so far") == 1
+    assert {"Learning curves of one", "Learning curves of <two>"} <= set(outline.texts["h2"])
+    assert outline.figures.count("best val_accuracy so far over time, by run") == 1
 
 
 def test_what_users_wrote_is_escaped_everywhere(make_run: MakeRun) -> None:
@@ -146,7 +217,7 @@ def test_a_running_run_shows_open_tasks(make_run: MakeRun) -> None:
     members = tuple(replace(member, state="training", reason=None) for member in run.members)
     running = replace(run, state="running", tasks=tasks, rounds=rounds, members=members, measured_s=250.0)
     outline = Outline(render_page(running))
-    assert len(outline.figures) == 2
+    assert len(outline.figures) == 4
     assert any("round 2 · slot 0 of node-0 · 50 s · running" in title for title in outline.texts["title"])
     assert any("4:10 min" in text and "90 %" in text for text in outline.texts["p"])
 
@@ -213,7 +284,7 @@ def test_stages_of_pipelines_are_drawn_and_their_bytes_listed(make_run: MakeRun)
     assert "Pipelines" not in render_page(run)
     page = render_page(replace(run, pipelines=(pipeline("mlp"), pipeline("<cnn>", trained=False))))
     outline = Outline(page)
-    assert outline.figures[2] == "shares of time of mlp, by stage"
+    assert outline.figures[4] == "shares of time of mlp, by stage"
     assert {"forward", "backward", "waiting for waves", "idle"} <= set(outline.texts["li"])
     assert "n1:0 · waiting for waves 10 %, 1.0 s" in outline.texts["title"]
     assert "1.1 · n2:1 · layers 3..6" in outline.texts["text"]

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hetctl.model.searches import SearchStatus, TrialStatus
-from hetctl.reports.run_charts import Scale, search_svg
+from hetctl.reports.run_charts import Configured, Scale, configs_svg, configured
 
 
 def search(*configs, losses=None):
@@ -16,6 +16,10 @@ def search(*configs, losses=None):
         for n, (config, loss) in enumerate(zip(configs, losses or range(len(configs)), strict=True))
     ]
     return SearchStatus("r", "asha", "val_loss", "min", len(trials), None, tuple(trials))
+
+
+def search_svg(found):
+    return configs_svg(*configured(None, found))
 
 
 def test_a_line_for_each_trial_says_what_it_is():
@@ -31,6 +35,14 @@ def test_only_keys_that_differ_have_an_axis():
     drawn = search_svg(search({"rate": 0.1, "units": 8}, {"rate": 0.2, "units": 8}))
     assert ">rate<" in drawn
     assert ">units<" not in drawn
+
+
+def test_members_with_other_keys_have_a_gap():
+    configs = ({"kind": "mlp", "units": 8}, {"kind": "cnn", "filters": 4}, {"kind": "cnn", "filters": 9})
+    found = [Configured(f"m{n}", config, 0.9 - n / 10, 3) for n, config in enumerate(configs)]
+    drawn = configs_svg(found, "val_accuracy")
+    assert all(f">{key}<" in drawn for key in ("kind", "units", "filters"))
+    assert len(re.findall("<title>", drawn)) == 3
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,7 @@ class RunWatch:
 
     def reported(self) -> RunStatus:
         """Return the present status, with the parts that only reports have."""
+        from hetctl.app.run.time_shares import time_shares
         from hetctl.app.run.wave_checks import wave_checks
 
         status = self.compared()
@@ -153,6 +154,7 @@ class RunWatch:
             status,
             balances=balance_histories(view.folder),
             wave_checks=wave_checks(view.folder) if status.pipelines else (),
+            shares=time_shares(view.folder, status.members),
         )
 
     def _hops(self, status: RunStatus, record: RunRecord, view: RunView) -> HopStatus:

@@ -232,6 +232,7 @@ class RunView:
             energy_j=_energy_j(chain.from_iterable(self.state.tasks_of(name).values())),
             best_epoch=progress.best_epoch,
             best_checkpoint=progress.best_checkpoint,
+            samples_per_epoch=progress.samples_per_epoch,
         )
 
 

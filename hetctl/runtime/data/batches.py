@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import lru_cache
@@ -81,6 +82,8 @@ class Batches:
         Share of the last batch in the samples of the group's chunk.
     ends_step : bool
         True if the last batch ends this rank's part of the chunk.
+    waited_s : float
+        Seconds for which this rank has waited for batches.
 
     A ``train_fn`` may set `loss`, in any type of its framework, for display.
     """
@@ -115,6 +118,7 @@ class Batches:
         self.start = start
         self.position = start
         self.trained = 0
+        self.waited_s = 0.0
         self.paused = False
         self.weight = 1.0
         self.ends_step = True
@@ -146,7 +150,9 @@ class Batches:
         self._source = None
         try:
             while not self.complete and not self._must_end():
+                began = time.perf_counter()
                 samples, chunk = next(batches)
+                self.waited_s += time.perf_counter() - began
                 yield from self._parts(samples, chunk)
                 # Set together: of shards, the order says what is left after the chunk.
                 self.order, self.position = chunk.order, chunk.stop

@@ -224,6 +224,7 @@ class MemberTrainer(ABC):
         self._saved_within_epoch = False
         self._reported_best: BestCheckpoint | None = NO_BEST
         self._trained_at: float | None = None
+        self._data_s = self._save_s = 0.0
 
     @abstractmethod
     def _train_epoch(self) -> bool:
@@ -377,8 +378,11 @@ class MemberTrainer(ABC):
         visit = self.state.visit
         self.state = TrainingState(epochs=(*self.state.epochs, result), gpus=self.gpus, visit=visit)
 
+        waits = {"data_s": self._data_s, "save_s": self._save_s}
+        self._data_s = self._save_s = 0.0
+
         def report_epoch() -> None:
-            self.events.write("epoch", **encode(result), evaluate_s=evaluate_s)
+            self.events.write("epoch", **encode(result), evaluate_s=evaluate_s, **waits)
             self.show(result)
 
         def report(manifest: Manifest, seconds: float) -> None:
@@ -395,8 +399,7 @@ class MemberTrainer(ABC):
             self._begin_save(report)
         elif is_wanted:
             # Between those of the interval, which it does not move.
-            self._save(report)
-            self._unsaved = False
+            self._save_now(report)
         else:
             self._unsaved = True
             # An earlier epoch, whose checkpoint is still being written, is reported first.
@@ -410,8 +413,13 @@ class MemberTrainer(ABC):
     def _begin_save(self, report: OnSaved) -> None:
         """Start to write a checkpoint, and the next interval."""
         self._saved_within_epoch = self.state.part_samples > 0
-        self._save(report)
+        self._save_now(report)
         self._clock.restart()
+
+    def _save_now(self, report: OnSaved) -> None:
+        began = time.perf_counter()
+        self._save(report)
+        self._save_s += time.perf_counter() - began
         self._unsaved = False
 
     def _report_checkpoint(self, manifest: Manifest, seconds: float) -> None:

@@ -149,6 +149,7 @@ class Trainer(MemberTrainer):
                 if self._rate_clock:
                     self._rate_clock.interrupt()
                 batches.resume()
+        self._data_s = batches.waited_s
         if not batches.complete:
             refuse_early_end(self.group, self.stop, batches.position, self.training.samples, "an epoch")
             return False

@@ -124,6 +124,9 @@ def test_runs_are_compared(project):
     assert (one["best"], one["epoch"], one["epochs"]) == (0.02, 2, 2) == (other["best"], other["epoch"], 2)
     assert compared["members"]["a"][1]["best"] is None
     assert "config.fail of a" in project.here("compare", "duo-001", "duo-002").stdout
+    done = project.here("report", "duo-001", "duo-002", "-o", "both.html", "--json")
+    assert done.json["runs"] == ["duo-001", "duo-002"]
+    assert "config.fail" in (project.path / "both.html").read_text()
     assert project.here("compare", "duo-001").code == 2
 
 
