@@ -56,6 +56,7 @@ COMPARED = "with --mode auto, the modes are compared by what they would cost"
 ENTRIES = {
     "automl": {
         "app/simulate.py": "trials can be simulated instead of members: types alone",
+        "app/plan/planning.py": "a plan asks for trials as the search does: its type alone",
         "runtime/driver/driver.py": "a run may have a search: its type alone",
         "runtime/driver/run_members.py": "a run may have a search: its type alone",
     },

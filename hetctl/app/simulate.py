@@ -124,7 +124,7 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     if search is None:
         result = simulate(choice.planner, arrivals, replace(scenario, work_estimator=estimator), options)
     else:
-        arrivals = _beside_search(arrivals, request.ensemble, search)
+        arrivals = [*map(Arrival, search.first())]
         result = simulate(choice.planner, arrivals, scenario, options, search.after)
     return SimulationResult(
         simulation=replace(result, reason=choice.reason),
@@ -274,13 +274,6 @@ def _search(members: Sequence[Workload], request: SimulateRequest, seed: int) ->
 
     workloads = {member.name: member for member in members}
     return SimulatedSearch(request.ensemble, workloads, sum(request.gpus.values()), seed)
-
-
-def _beside_search(arrivals: Sequence[Arrival], ensemble: Ensemble, search: SimulatedSearch) -> list[Arrival]:
-    """Return the members that are no trials, and the first trials."""
-    trials = ensemble.trials
-    listed = [arrival for arrival in arrivals if arrival.workload.name not in trials]
-    return [*listed, *map(Arrival, search.first())]
 
 
 def _scenario(request: SimulateRequest, gpus_per_node: int, seed: int) -> Scenario:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from hetctl.methods.automl.search_run import SearchRun, UsedResources
 from hetctl.methods.automl.trials import Trial
@@ -22,7 +23,7 @@ class SimulatedSearch:
     Parameters
     ----------
     workloads : mapping of str to Workload
-        Trials by name, as planned.
+        Members by name, trials as planned.
     gpus : int
         Number of GPUs.
     seed : int
@@ -39,7 +40,7 @@ class SimulatedSearch:
         assert search is not None
         self._workloads, self._seed = workloads, seed
         self._numbers = {name: number for number, name in enumerate(search.members)}
-        self._epochs = 0
+        self._epochs, self._trained = 0, dict[int, int]()
         first = ensemble.member(search.members[0])
         if workloads[first.name].samples_per_epoch is None:
             raise BadInputError(
@@ -47,11 +48,13 @@ class SimulatedSearch:
                 "give samples_per_epoch in the ensemble file, or import rates with that column",
             )
         self._method, self._last = search.method, search.epochs
-        self._search = SearchRun(search, max(1, gpus // first.min_gpus))
+        # Configs do not matter here, and samplers take long to draw them.
+        self._search = SearchRun(replace(search, sampler=None), max(1, gpus // first.min_gpus))
 
     def first(self) -> list[Workload]:
-        """Return the trials at the start."""
-        return list(self._asked(UsedResources(0.0, 0.0)))
+        """Return the members at the start: those that are no trials, and the first trials."""
+        listed = (workload for name, workload in self._workloads.items() if name not in self._numbers)
+        return [*listed, *self._asked(UsedResources(0.0, 0.0))]
 
     def after(self, name: str, now_s: float, gpu_s: float) -> list[Workload]:
         """Return the trials that the search asks for when one has had its epochs.
@@ -77,15 +80,14 @@ class SimulatedSearch:
         return SearchOutcome(self._method, len(trials), self._epochs, finished)
 
     def _asked(self, resources: UsedResources) -> Iterator[Workload]:
-        before = [trial.epochs for trial in self._search.trials]
         for request in self._search.requests(resources):
-            number = int(request["number"])
-            yield self._workload(self._search.trials[number], before[number] if number < len(before) else 0)
+            yield self._workload(self._search.trials[int(request["number"])])
 
-    def _workload(self, trial: Trial, trained: int) -> Workload:
+    def _workload(self, trial: Trial) -> Workload:
         """Return a trial with the epochs that it still needs; it has those of its parent."""
         workload = self._workloads[self._search.member_of(trial)]
-        done = max(trained, trial.parent.epochs if trial.parent else 0)
+        done = self._trained.get(trial.number, trial.parent.epochs if trial.parent else 0)
+        self._trained[trial.number] = trial.epochs
         self._epochs += trial.epochs - done
         samples = float((trial.epochs - done) * (workload.samples_per_epoch or 0))
         return workload.interrupted(samples) if done else workload.with_left(samples)

@@ -111,7 +111,7 @@ def test_members_beside_the_search_ask_for_nothing(tmp_path):
     members = [("members", [{"name": "a", "config": {"width": 1}}])]
     ensemble = ensemble_of(tmp_path, METHODS["random"], members)
     search = SimulatedSearch(ensemble, workloads_of(ensemble), 1, 0)
-    assert [one.name for one in search.first()] == [f"trial-{n:03d}" for n in range(7)]
+    assert [one.name for one in search.first()] == ["a", *(f"trial-{n:03d}" for n in range(7))]
     assert search.after("a", 1.0, 1.0) == []
 
 

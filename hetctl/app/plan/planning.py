@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from hetctl import __version__
@@ -31,6 +31,7 @@ from hetctl.model.job import JobSize
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, USUAL_PLANNER, Plan, Round
 from hetctl.model.profile import LayerPoint, MemberProfile, shape_digest
 from hetctl.model.run import CACHED, LOCKSTEP
+from hetctl.model.run_status import MOST_SIMULATED
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS, Cluster, Site
 from hetctl.model.training_progress import Progress
@@ -43,6 +44,7 @@ from hetctl.scheduling.planners.heterogeneous import gpus_by_type
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
 
 if TYPE_CHECKING:
+    from hetctl.app.simulated_search import SimulatedSearch
     from hetctl.scheduling.simulate.simulate_run import PlannerChoice
 
 AUTO = "auto"
@@ -51,6 +53,8 @@ ROUND_OVERHEAD_S = 0.5
 """Seconds from the end of one round to the launch of the next, in the same job."""
 JOB_OVERHEAD_S = 3.0
 """Seconds from the end of one job to the start of the next, without waiting in the queue."""
+DRAWS = 5
+"""Number of draws of the losses of a search."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +148,19 @@ class PlanRequest:
         return given.homes(names) if given else {}
 
 
-def data_parallel_plan(request: PlanRequest, members: Sequence[Workload], options: Options) -> Plan:
+def data_parallel_plan(
+    request: PlanRequest,
+    members: Sequence[Workload],
+    options: Options,
+    searches: Sequence[SimulatedSearch] = (),
+) -> Plan:
     """Return the plan of members for data-parallel training.
+
+    Parameters
+    ----------
+    searches : sequence of SimulatedSearch
+        The search that asks for trials among the members, with several draws of losses, of which the median
+        plan counts; empty: all members train from the start.
 
     Raises
     ------
@@ -168,7 +183,9 @@ def data_parallel_plan(request: PlanRequest, members: Sequence[Workload], option
             " must know which members share their node",
             "choose --launch nodes, or --sharing cached",
         )
-    plan = forecast(choice.planner, members, scenario, options, explain=request.explain)
+    predict = partial(forecast, choice.planner, scenario=scenario, options=options, explain=request.explain)
+    plans = [predict(search.first(), successors=search.after) for search in searches] or [predict(members)]
+    plan = sorted(plans, key=lambda plan: plan.predicted_makespan_s)[len(plans) // 2]
     gains = {} if options.balance == OFF else _balance_gains(plan, members, scenario.cluster)
     rounds = tuple(_with_guesses(planned, members) for planned in plan.rounds)
     return replace(plan, reason=choice.reason, balance_gains=gains, rounds=rounds)
@@ -365,4 +382,23 @@ def plan_from(request: PlanRequest) -> Plan:
         *(request.trainable, request.profiles, request.progress, request.size.gpus),
         in_lockstep=request.scenario.lockstep,
     )
-    return data_parallel_plan(request, members, options)
+    return data_parallel_plan(request, members, options, _searches(request, members))
+
+
+def _searches(request: PlanRequest, members: Sequence[Workload]) -> list[SimulatedSearch]:
+    """Return the search of a new run with several draws of losses: trials stop, and some start again.
+
+    None for trials without epochs, of which an imported table only has the samples, and for so many that it
+    takes long: their rungs hardly leave GPUs idle.
+    """
+    workloads = {member.name: member for member in members}
+    trials = [workloads.get(name) for name in request.ensemble.trials]
+    # A run that goes on has asked for its trials: it trains those that wait for a report.
+    has_epochs = all(trial and trial.samples_per_epoch for trial in trials)
+    if request.progress or not has_epochs or not 0 < len(trials) <= MOST_SIMULATED:
+        return []
+    # Imported here since most ensembles have no search.
+    from hetctl.app.simulated_search import SimulatedSearch
+
+    seed = request.planner_options.seed
+    return [SimulatedSearch(request.trainable, workloads, request.gpus, seed + draw) for draw in range(DRAWS)]

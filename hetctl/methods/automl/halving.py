@@ -177,9 +177,8 @@ class Asha(Method):
         first = self.epochs[0]
         # Highest rung first, as in `get_job` of Algorithm 2.
         for epochs, more in reversed(list(pairwise(self.epochs))):
-            reported = sum(loss is not None for loss in history.rung(epochs).values())
             one_in = self.eta * factor if epochs == first else self.eta
-            for number in history.ranked(epochs)[: reported // one_in]:
+            for number in history.ranked(epochs)[: history.reported(epochs) // one_in]:
                 if number not in history.rung(more):
                     return replace(history.trials[number], epochs=more)
         return None

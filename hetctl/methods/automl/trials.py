@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import insort
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
@@ -198,6 +200,9 @@ class TrialHistory:
         self.events: list[TrialEvent] = []
         self.trials: list[Trial] = []
         self._rungs: dict[int, dict[int, float | None]] = {}
+        self._waiting: dict[int, Trial] = {}
+        self._ranked: dict[int, list[tuple[float, int]]] = defaultdict(list)
+        self._reported: dict[int, int] = defaultdict(int)
         for event in events:
             if isinstance(event, Trial):
                 self.ask(event)
@@ -206,8 +211,8 @@ class TrialHistory:
 
     @property
     def waiting(self) -> tuple[Trial, ...]:
-        """Requested trials without a report."""
-        return tuple(trial for trial in self.trials if self._rungs[trial.epochs][trial.number] is None)
+        """Requested trials without a report, by number."""
+        return tuple(self._waiting[number] for number in sorted(self._waiting))
 
     def rung(self, epochs: int) -> Mapping[int, float | None]:
         """Return the losses of the trials requested with these epochs, by trial, in the order of requests.
@@ -218,11 +223,12 @@ class TrialHistory:
 
     def ranked(self, epochs: int, numbers: Iterable[int] | None = None) -> list[int]:
         """Return the trials with a finite loss after these epochs, the best first."""
-        rung = self.rung(epochs)
-        losses = {n: rung.get(n) for n in (rung if numbers is None else numbers)}
-        known = [(loss, n) for n, loss in losses.items() if loss is not None and math.isfinite(loss)]
-        # Equal losses are ranked by number, whatever the order of the reports.
-        return [n for _, n in sorted(known)]
+        wanted = None if numbers is None else set(numbers)
+        return [n for _, n in self._ranked[epochs] if wanted is None or n in wanted]
+
+    def reported(self, epochs: int) -> int:
+        """Return the number of trials that have reported after these epochs."""
+        return self._reported[epochs]
 
     def ask(self, trial: Trial) -> None:
         """Add a requested trial."""
@@ -230,6 +236,7 @@ class TrialHistory:
             self.trials.append(trial)
         self.trials[trial.number] = trial
         self._rungs.setdefault(trial.epochs, {})[trial.number] = None
+        self._waiting[trial.number] = trial
         self.events.append(trial)
 
     def tell(self, report: Report) -> bool:
@@ -251,6 +258,12 @@ class TrialHistory:
         if report.loss is None or not math.isfinite(report.loss):
             # The history is saved as JSON, which has neither NaN nor infinity.
             report = replace(report, loss=None)
-        rung[report.trial] = math.inf if report.loss is None else report.loss
+        loss = rung[report.trial] = math.inf if report.loss is None else report.loss
+        self._reported[report.epochs] += 1
+        if loss < math.inf:
+            # Equal losses are ranked by number, whatever the order of the reports.
+            insort(self._ranked[report.epochs], (loss, report.trial))
+        if report.epochs == self.trials[report.trial].epochs:
+            self._waiting.pop(report.trial, None)
         self.events.append(report)
         return True

@@ -59,6 +59,7 @@ class Engine:
         self.now = 0.0
         self._planner, self._scenario, self._options, self._note = planner, scenario, options, note
         self._successors, self.followed = successors, list[Workload]()
+        self._ended_gpu_s = 0.0
         self._timing = scenario.timing
         self._arrivals = deque(sorted(arrivals, key=lambda arrival: arrival.at_s))
         self._rounds: dict[int, set[int]] = {}
@@ -249,6 +250,7 @@ class Engine:
     def _end(self, index: int, reason: ExitReason) -> TaskEnded:
         """End a task, with that reason if the member has not converged."""
         task = self._members.end(index)
+        self._ended_gpu_s += task.allocation.gpus * (task.end_s - task.start_s)
         self._rounds[task.round_index].discard(index)
         self._touched.add(task.round_index)
         if task.converged:
@@ -260,9 +262,9 @@ class Engine:
     def _follow(self, member: str) -> None:
         """Let the members that follow one arrive now."""
         if self._successors is not None:
-            ends = ((task, min(task.end_s, self.now)) for task in self.tasks)
-            gpu_s = math.fsum(task.allocation.gpus * (end_s - task.start_s) for task, end_s in ends)
-            for workload in self._successors(member, self.now, gpu_s):
+            running = (self.tasks[index] for index in self._members.running.values())
+            held_s = ((min(task.end_s, self.now) - task.start_s) * task.allocation.gpus for task in running)
+            for workload in self._successors(member, self.now, self._ended_gpu_s + math.fsum(held_s)):
                 self.followed.append(workload)
                 self._arrivals.appendleft(Arrival(workload, self.now))
 

@@ -15,7 +15,7 @@ from hetctl.perf.bounds import fluid_bound
 from hetctl.perf.rate_extrapolation import gpu_count
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, allocations_after, single_s
 from hetctl.scheduling.simulate.engine import Engine
-from hetctl.scheduling.simulate.scenario import Arrival, Scenario
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario, Successors, jobs_of
 from hetctl.scheduling.simulate.simulated_task import SimulatedTask, forecasts
 
 MOST_NAMED = 3
@@ -28,6 +28,7 @@ def forecast(
     options: Options,
     *,
     explain: bool = False,
+    successors: Successors | None = None,
 ) -> Plan:
     """Predict every round until all workloads have converged, and the time that they take.
 
@@ -38,6 +39,8 @@ def forecast(
     ----------
     explain : bool
         True to fill the rounds' `reasons`.
+    successors : callable or None
+        Same as in `simulate`.
 
     Raises
     ------
@@ -52,10 +55,12 @@ def forecast(
     def note(request: Request, decision: Decision) -> None:
         reasons[request.round_index] = reasons_for(planner, request, decision)
 
-    arrivals = [Arrival(workload) for workload in workloads]
-    tasks = Engine(planner, arrivals, scenario, options, note if explain else None).run().tasks
+    arrivals = [*map(Arrival, workloads)]
+    engine = Engine(planner, arrivals, scenario, options, note if explain else None, successors).run()
+    whole = [workload for _, workload in jobs_of([*arrivals, *map(Arrival, engine.followed)])]
+    tasks = engine.tasks
     makespan_s = max((task.end_s for task in tasks), default=0.0)
-    lower_bound_s = scenario.timing.job_start_s + fluid_bound(workloads, cluster.gpus)
+    lower_bound_s = scenario.timing.job_start_s + fluid_bound(whole, cluster.gpus)
     return Plan(
         planner=planner.name,
         objective=options.objective,
@@ -65,7 +70,7 @@ def forecast(
         lower_bound_s=lower_bound_s,
         ratio=makespan_s / lower_bound_s if lower_bound_s else 1.0,
         rounds=_rounds(tasks, reasons),
-        members=forecasts((workload.name for workload in workloads), tasks),
+        members=forecasts((workload.name for workload in whole), tasks),
         options=asdict(options),
     )
 

@@ -99,3 +99,13 @@ class Arrival:
 
     workload: Workload
     at_s: float = 0.0
+
+
+def jobs_of(arrivals: Iterable[Arrival]) -> list[tuple[float, Workload]]:
+    """Return the arrival and the work of each member; if it follows itself, the work of all its parts."""
+    jobs: dict[str, tuple[float, Workload]] = {}
+    for arrival in arrivals:
+        name = arrival.workload.name
+        at_s, before = jobs.get(name, (arrival.at_s, arrival.workload.with_left(0.0)))
+        jobs[name] = at_s, before.with_left(before.samples_left + arrival.workload.samples_left)
+    return list(jobs.values())

@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass, replace
 
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.simulation import Interval, Simulation
-from hetctl.model.workload import Workload
 from hetctl.perf.bounds import makespan_bound, mean_jct_bound
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import MEAN_JCT, Options, Planner
 from hetctl.scheduling.simulate.engine import Engine
-from hetctl.scheduling.simulate.scenario import Arrival, Scenario, Successors
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario, Successors, jobs_of
 from hetctl.scheduling.simulate.simulated_task import forecasts
 
 
@@ -45,7 +44,7 @@ def simulate(
     makespan_s = max((member.done_s for member in members), default=0.0)
     waited_s = math.fsum(member.done_s - arrived_s[member.member] for member in members)
     mean_jct_s = waited_s / max(len(members), 1)
-    jobs = _jobs(arrivals)
+    jobs = jobs_of(arrivals)
     mean = options.objective == MEAN_JCT
     bound_s = (mean_jct_bound if mean else makespan_bound)(jobs, scenario.cluster.gpus)
     busy = math.fsum(s.allocation.gpus * (s.end_s - s.start_s - s.startup_s) for s in engine.tasks)
@@ -73,16 +72,6 @@ def simulate(
         members=members,
         options=asdict(options),
     )
-
-
-def _jobs(arrivals: Iterable[Arrival]) -> list[tuple[float, Workload]]:
-    """Return the arrival and the work of each member; if it follows itself, the work of all its parts."""
-    jobs: dict[str, tuple[float, Workload]] = {}
-    for arrival in arrivals:
-        name = arrival.workload.name
-        at_s, before = jobs.get(name, (arrival.at_s, arrival.workload.with_left(0.0)))
-        jobs[name] = at_s, before.with_left(before.samples_left + arrival.workload.samples_left)
-    return list(jobs.values())
 
 
 COMPARISON_S = 0.5

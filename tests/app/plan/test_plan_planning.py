@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 
 import pytest
 from workbench import new_project
@@ -142,3 +143,34 @@ def test_without_horovod_a_tensorflow_member_gets_one_gpu_and_the_plan_says_so(t
     assert given == [{2}, {1}]
     assert "no package horovod; for more, install it as docs/install.md says" in without.stderr
     assert "horovod" not in with_horovod.stderr
+
+
+SEARCH = """\
+name: own
+command: train {lr}
+samples_per_epoch: 100
+search:
+  method: asha
+  trials: 9
+  epochs: 9
+  eta: 3
+  max_gpus: 1
+  space: {lr: {log_uniform: [0.001, 0.1]}}
+"""
+
+
+def test_trials_of_a_planned_search_stop_at_rungs(tmp_path):
+    project = new_project(tmp_path / "project", SEARCH)
+    rates = "".join(f"trial-{number:03d},1,10\n" for number in range(9))
+    (project.path / "rates.csv").write_text(f"member,gpus,rate\n{rates}")
+    assert project.here("profile", "import", "rates.csv", "--site", "slurm").code == 0
+    plan = project.here("plan", *SIZE, "--json").json
+    starts = Counter(each["member"] for one in plan["rounds"] for each in one["allocations"])
+    assert len(starts) == len(plan["members"]) == 9
+    # At least three trials go on to 3 epochs, and one of them to 9.
+    assert sum(starts.values()) >= 13
+    assert max(starts.values()) == 3
+    epochs = plan["lower_bound_s"] * 2 * 10 / 100
+    assert epochs == pytest.approx(round(epochs))
+    assert epochs >= 9 + 3 * 2 + 6
+    assert plan["ratio"] >= 1
