@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 PYTHON = re.compile(r"python[\d.]*")
 OPTION = re.compile(r"-(?P<flags>[bBdEIOPqRsSuv]*)(?P<last>[WXm]?)(?P<value>.*)")
 """Options of Python with which a script runs; with others it starts as usual."""
+SYSTEM_FOLDERS = frozenset({"/usr/sbin", "/usr/bin", "/sbin", "/bin"})
+"""Folders of the system's own programs, whose Python has no framework."""
 
 
 class PythonStart(NamedTuple):
@@ -50,3 +53,18 @@ def python_start(words: Sequence[str]) -> PythonStart | None:
         elif not found["flags"]:
             return None
     return PythonStart(tuple(options), "", tuple(rest)) if rest and rest[0].endswith(".py") else None
+
+
+def search_path(inherited: Mapping[str, str], python: str) -> dict[str, str]:
+    """Return the search path for programs, with the folder of the site's Python before the system's folders.
+
+    So ``python`` is the site's, unless the job has put another one, as an environment or a module, in front.
+
+    Parameters
+    ----------
+    python : str
+        Path of the interpreter.
+    """
+    folders = (inherited.get("PATH") or os.defpath).split(os.pathsep)
+    first = next((at for at, folder in enumerate(folders) if folder in SYSTEM_FOLDERS), len(folders))
+    return {"PATH": os.pathsep.join([*folders[:first], str(Path(python).parent), *folders[first:]])}

@@ -8,6 +8,9 @@ from pathlib import Path
 
 from hetctl.model.interpreter import skip_last_collections
 from hetctl.runtime.agent.binding import set_variables
+from hetctl.runtime.agent.joining import DriverFile
+from hetctl.runtime.worker.scripts.warm_start import WarmPythons
+from hetctl.storage.patience import PATIENT
 
 
 def main() -> int:
@@ -19,11 +22,14 @@ def main() -> int:
     parser.add_argument("--threads", type=int, required=True)
     arguments = parser.parse_args()
     set_variables(arguments.threads)
+    driver = PATIENT.call(DriverFile, arguments.driver_file)
+    # They import while this process does.
+    pythons = WarmPythons(driver.address.pythons)
     # Only now: this imports NumPy, whose BLAS reads the variables. Without them each rank would use all cores
     # of the node, and the agent would create threads before it forks ranks.
     from hetctl.runtime.agent.agent_process import run_agent
 
-    return run_agent(arguments.driver_file, arguments.step, arguments.framework)
+    return run_agent(driver, arguments.step, arguments.framework, pythons)
 
 
 if __name__ == "__main__":

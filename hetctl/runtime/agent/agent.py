@@ -48,6 +48,7 @@ from hetctl.runtime.data.partition_folder import path_on_node
 from hetctl.runtime.data.stage_in import Staging
 from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.transport import Address, Connection, JobIdentity
+from hetctl.runtime.worker.scripts.warm_start import WarmPythons
 from hetctl.storage.processes import Process
 
 END_S = 10.0
@@ -97,8 +98,8 @@ class Agent:
         Frameworks, each for a template of its own; if empty, one template imports none.
     preload : callable
         Function that imports a framework in its template; for None, nothing.
-    serve : callable
-        Function of `Template`.
+    serve, pythons
+        Same as in `Template`; the first one, from which ranks of commands come, has the Pythons.
     identity : JobIdentity or None
         Identity of the job, for its store of states; None if the job is on this machine alone.
     """
@@ -110,10 +111,15 @@ class Agent:
         frameworks: Sequence[str],
         preload: Callable[[str | None], None],
         serve: Serve,
+        pythons: WarmPythons,
         identity: JobIdentity | None = None,
     ) -> None:
         # Fork them before the GPUs' management library is loaded; they import while the agent connects.
-        self._templates = {name: Template(partial(preload, name), serve) for name in frameworks or (None,)}
+        names = tuple(frameworks) or (None,)
+        self._templates = {
+            name: Template(partial(preload, name), serve, pythons if name == names[0] else None)
+            for name in names
+        }
         self._importing = set(self._templates)
         self._facts = facts_of_this_node(step)
         self._driver, self._assignment = join(self._facts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 
 from hetctl.cluster.launchers.agents import AGENTS
 from hetctl.runtime.agent.agent import Agent, TemplateEndedError, end_orphaned_job
@@ -17,12 +17,12 @@ from hetctl.runtime.agent.joining import DismissedError, DriverFile, OrphanedErr
 from hetctl.runtime.agent.keeper import DRIVER_LOST, KILLED, Keeper
 from hetctl.runtime.frameworks import preload_framework
 from hetctl.runtime.job_logs import log_line
+from hetctl.runtime.worker.scripts.warm_start import WarmPythons
 from hetctl.runtime.worker.worker import serve
-from hetctl.storage.patience import PATIENT
 from hetctl.storage.processes import raise_descriptor_limit
 
 
-def run_agent(driver_file: Path, step: str, frameworks: Sequence[str]) -> int:
+def run_agent(driver: DriverFile, step: str, frameworks: Sequence[str], pythons: WarmPythons) -> int:
     """Run the agent of a resource set until its driver ends; return the exit code of its process.
 
     Parameters
@@ -31,19 +31,23 @@ def run_agent(driver_file: Path, step: str, frameworks: Sequence[str]) -> int:
         Name of the step that started the agent.
     frameworks : sequence of str
         Frameworks to import once for all its ranks.
+    pythons : WarmPythons
+        Warm Pythons of its ranks.
     """
     raise_descriptor_limit()
-    driver = PATIENT.call(DriverFile, driver_file)
+    run_once = partial(_run_once, driver, step, frameworks, pythons)
     if step == AGENTS:
-        return Keeper().keep(lambda is_first: _run_once(driver, step, frameworks, is_first=is_first))
+        return Keeper().keep(lambda is_first: run_once(is_first=is_first))
     # A member's step ends with its agent, and the agent's exit code tells why.
-    if (code := _run_once(driver, step, frameworks, is_first=True)) != DRIVER_LOST:
+    if (code := run_once(is_first=True)) != DRIVER_LOST:
         return code
     end_orphaned_job(driver.address.cancel, driver.address.orphaned_s)
     return 0
 
 
-def _run_once(driver: DriverFile, step: str, frameworks: Sequence[str], *, is_first: bool) -> int:
+def _run_once(
+    driver: DriverFile, step: str, frameworks: Sequence[str], pythons: WarmPythons, *, is_first: bool
+) -> int:
     try:
         agent = Agent(
             lambda facts: join(driver.address, facts) if is_first else reconnect(driver, facts),
@@ -51,6 +55,7 @@ def _run_once(driver: DriverFile, step: str, frameworks: Sequence[str], *, is_fi
             frameworks,
             preload=preload_framework,
             serve=serve,
+            pythons=pythons,
             identity=driver.address.identity,
         )
     except OrphanedError as error:

@@ -12,6 +12,7 @@ from hetctl.model.serialization import decode, encode, parse
 from hetctl.model.site import LEASE_SHARE
 from hetctl.runtime.agent.messages import REJECTED, SHUTDOWN, AgentAssignment, AgentFacts
 from hetctl.runtime.transport import Address, Connection, JobIdentity, connect
+from hetctl.runtime.worker.scripts.warm_start import WarmPython
 
 CONNECT_S = 60.0
 ASSIGNMENT_TIMEOUT_S = 60.0
@@ -51,11 +52,14 @@ class DriverAddress(Address):
         Time of the site's `Timeouts`, in seconds.
     cancel : tuple of str
         Command by which agents end the job of a dead driver; empty for none.
+    pythons : tuple of WarmPython
+        Pythons that each agent starts before all else.
     """
 
     identity: JobIdentity | None = None
     orphaned_s: float
     cancel: tuple[str, ...] = ()
+    pythons: tuple[WarmPython, ...] = ()
 
 
 class DriverFile:

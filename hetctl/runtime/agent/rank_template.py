@@ -70,9 +70,11 @@ class Template:
         Function that, in the template, imports the needs of all ranks.
     serve : callable
         Function that runs in each rank.
+    pythons : WarmPythons or None
+        Warm Pythons of its ranks; None: there are none yet.
     """
 
-    def __init__(self, preload: Callable[[], None], serve: Serve) -> None:
+    def __init__(self, preload: Callable[[], None], serve: Serve, pythons: WarmPythons | None = None) -> None:
         # SOCK_SEQPACKET keeps messages apart and shows the other end's death; SOCK_DGRAM does not (unix(7)).
         self._control, template_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Both processes would write text left in a buffer.
@@ -83,7 +85,7 @@ class Template:
         if os.fork() == 0:
             end_with_agent()
             self._control.close()
-            run_to_the_end(lambda: _serve_forks(template_end, preload, serve))
+            run_to_the_end(lambda: _serve_forks(template_end, preload, serve, pythons))
         template_end.close()
 
     def fileno(self) -> int:
@@ -113,7 +115,9 @@ class Template:
         self._control.close()
 
 
-def _serve_forks(control: socket.socket, preload: Callable[[], None], serve: Serve) -> int:
+def _serve_forks(
+    control: socket.socket, preload: Callable[[], None], serve: Serve, pythons: WarmPythons | None
+) -> int:
     """Fork a rank for each message, and report each rank's end, until the agent has ended."""
     # Batch systems signal all processes of a step: ranks then write checkpoints, and would die with the
     # template.
@@ -137,7 +141,7 @@ def _serve_forks(control: socket.socket, preload: Callable[[], None], serve: Ser
     selector = selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
     selector.register(woken, selectors.EVENT_READ)
-    pythons = WarmPythons()
+    pythons = pythons or WarmPythons()
     selector.register(pythons, selectors.EVENT_READ)
     while True:
         ready = {key.fd for key, _ in selector.select()}

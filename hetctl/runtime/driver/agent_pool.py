@@ -57,6 +57,7 @@ from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.job_logs import append, end_of, length_of, log_line
 from hetctl.runtime.transport import Connection, JobIdentity, Listener
 from hetctl.runtime.worker.messages import write_address
+from hetctl.runtime.worker.scripts.warm_start import WarmPython
 from hetctl.storage.paths import AgentFiles
 from hetctl.storage.patience import PATIENT
 
@@ -191,6 +192,8 @@ class AgentPool:
         Partitions, by node, that the agent copies before it forks ranks.
     holds_lease : callable
         Function that returns true if the driver has just renewed its lease; only then agents get heartbeats.
+    pythons : sequence of WarmPython
+        Pythons that a whole node's agent starts before all else.
     """
 
     def __init__(
@@ -203,6 +206,7 @@ class AgentPool:
         shutdown_s: float = SHUTDOWN_S,
         stages: Mapping[str, StageOrder] = NO_STAGES,
         holds_lease: Callable[[], bool] = lambda: True,
+        pythons: Sequence[WarmPython] = (),
     ) -> None:
         self._holds_lease = holds_lease
         self.nodes = tuple(nodes)
@@ -227,6 +231,7 @@ class AgentPool:
             identity=self.identity,
             orphaned_s=self._timeouts.orphaned_s,
             cancel=cancel_command(site, os.environ),
+            pythons=() if site.launch == MEMBERS else tuple(pythons),
         )
         PATIENT.call(write_address, files.address, address)
         self._next_touch = 0.0

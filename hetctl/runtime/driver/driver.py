@@ -26,6 +26,7 @@ from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.driver.rounds import LeaderSteps, Rounds
 from hetctl.runtime.driver.run_members import RunMembers
 from hetctl.runtime.job_logs import disk_error_reason, log_line
+from hetctl.runtime.worker.scripts.warm_start import pythons_ahead
 from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Start, Stop
 from hetctl.scheduling.events import (
     JobEnding,
@@ -139,6 +140,7 @@ class Driver:
             stages=stage_orders(self._spec.ensemble.partitions, [node.name for node in nodes]),
             holds_lease=lambda: self._lease.is_fresh,
             grace_s=self._spec.grace_s,
+            pythons=PATIENT.call(pythons_ahead, self._spec.ensemble, self._spec.site.gpus_per_node),
         )
         self._leader_steps = LeaderSteps(self._spec.site, self._files)
         # On a full disk the driver goes on, to stop its trainers.

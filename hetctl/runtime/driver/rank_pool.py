@@ -31,6 +31,7 @@ from hetctl.runtime.worker.messages import (
     Assignment,
     TaskMessage,
 )
+from hetctl.runtime.worker.scripts.warm_start import WarmPython
 from hetctl.scheduling.pool import Pool
 from hetctl.storage.paths import AgentFiles
 
@@ -62,7 +63,7 @@ class RankPool:
     ----------
     frameworks : sequence of str
         Frameworks that each node imports once for all its ranks.
-    shutdown_s, stages, holds_lease
+    shutdown_s, stages, holds_lease, pythons
         Same as in `AgentPool`.
     grace_s : float
         Seconds in which a group has to end after it was told to stop.
@@ -78,9 +79,12 @@ class RankPool:
         stages: Mapping[str, StageOrder] = NO_STAGES,
         holds_lease: Callable[[], bool] = lambda: True,
         grace_s: float = math.inf,
+        pythons: Sequence[WarmPython] = (),
     ) -> None:
         self._timeouts, self._grace_s = site.timeouts, grace_s
-        self.agents = AgentPool(site, nodes, files, frameworks, self, shutdown_s, stages, holds_lease)
+        self.agents = AgentPool(
+            *(site, nodes, files, frameworks, self, shutdown_s, stages, holds_lease, pythons)
+        )
         self.reports: list[Any] = []
         self._slots: dict[NodeGpu, RankSlot] = {}
         self._running: dict[str, RankGroup] = {}

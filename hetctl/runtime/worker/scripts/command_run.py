@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import DISK_FULL_ERRORS, SERVER_ERRORS, BadInputError
-from hetctl.model.python_start import python_start
+from hetctl.model.python_start import search_path
 from hetctl.model.training_settings import NO_RANKS, RESUME_VARIABLE
 from hetctl.runtime.agent.binding import VISIBLE_DEVICES, Binding
 from hetctl.runtime.agent.rank_memory import oom_kills
@@ -33,7 +33,7 @@ from hetctl.runtime.worker.group import Group, LostPeerError, ProcessGroup, all_
 from hetctl.runtime.worker.member_trainer import StopSignal
 from hetctl.runtime.worker.reporting import FULL_MEMORY, OUT_OF_MEMORY_ERRORS
 from hetctl.runtime.worker.scripts.command_process import CLOSED_POLL_S, CommandProcess
-from hetctl.runtime.worker.scripts.warm_start import WarmStart, start_warm
+from hetctl.runtime.worker.scripts.warm_start import WarmStart, start_warm, warm_python_of
 from hetctl.storage.event_files import EventWriter
 
 USUAL_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -52,9 +52,6 @@ SIGNS_OF_RANKS = re.compile(
 """Variables that scripts take for a sign of several ranks: of torchrun, Horovod and Slurm."""
 PROFILE_VARIABLE = "HETCTL_PROFILE"
 """Variable set for a command that runs for its rate alone."""
-
-SYSTEM_FOLDERS = frozenset({"/usr/sbin", "/usr/bin", "/sbin", "/bin"})
-"""Folders of the system's own programs, whose Python has no framework."""
 
 POLL_S = 0.25
 """Longest wait in seconds for a report: polling takes time from the command, on the same cores."""
@@ -108,13 +105,10 @@ def start_command(
         Same as in `command_environment`; the stack also ends the command.
     """
     environment = command_environment(group, context.binding, member, own, keep)
-    start = python_start(words)
     warm: Callable[[int, Mapping[str, int]], WarmStart] | None = None
-    if member.preload and start and (start.module or (folder / start.argv[0]).is_file()):
-        own_start = partial(
-            start_warm, start, member.preload, member.environment, words, folder, copy or folder
-        )
-        warm = partial(own_start, environment, requests=context.binding.pythons)
+    if python := warm_python_of(member, words, folder):
+        own_start = partial(start_warm, python, words, copy or folder, environment)
+        warm = partial(own_start, requests=context.binding.pythons)
     return keep.enter_context(closing(CommandProcess(words, copy or folder, environment, grace_s, warm)))
 
 
@@ -193,21 +187,6 @@ def own_variables(
         "HETCTL_DEADLINE": str(deadline),
         **resume,
     }
-
-
-def search_path(inherited: Mapping[str, str], python: str) -> dict[str, str]:
-    """Return the search path for programs, with the folder of the site's Python before the system's folders.
-
-    So ``python`` is the site's, unless the job has put another one, as an environment or a module, in front.
-
-    Parameters
-    ----------
-    python : str
-        Path of the interpreter.
-    """
-    folders = (inherited.get("PATH") or os.defpath).split(os.pathsep)
-    first = next((at for at, folder in enumerate(folders) if folder in SYSTEM_FOLDERS), len(folders))
-    return {"PATH": os.pathsep.join([*folders[:first], str(Path(python).parent), *folders[first:]])}
 
 
 def rank_variables(

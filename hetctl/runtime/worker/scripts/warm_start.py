@@ -1,7 +1,8 @@
 """Starts of a command by a warm Python of its node, which has imported modules for it (`preload`).
 
 A rank asks the template from which it was forked, which keeps the node's warm Pythons and passes the rank's
-connection on to one of them. So modules are imported once on each node, for all ranks.
+connection on to one of them. So modules are imported once on each node, for all ranks. An agent starts the
+first ones before all else: they import while it starts, connects and forks ranks.
 """
 
 from __future__ import annotations
@@ -13,42 +14,90 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from hetctl.model.python_start import PythonStart
+from hetctl.model.python_start import PythonStart, python_start, search_path
+from hetctl.model.serialization import decode, encode
 from hetctl.model.training_settings import FIRST_USE
 from hetctl.runtime.worker.scripts import warm_python
 from hetctl.storage.processes import die_with_parent
 
-KEY = ("python", "script_folder", "modules", "variables")
-"""Key of the starts that share a Python: program and options, first folder to be searched for
-modules, modules, and variables of the member."""
+if TYPE_CHECKING:
+    from hetctl.model.ensemble import Ensemble, Member
+
+
+@dataclass(frozen=True)
+class WarmPython:
+    """A Python with the modules that it imports ahead; starts that need the same share it.
+
+    Parameters
+    ----------
+    python : tuple of str
+        Program and its options.
+    project : str
+        Folder of the project.
+    script_folder : str
+        First folder to be searched for modules.
+    variables : mapping of str to str
+        Variables of the member, which modules may read as they are imported.
+    """
+
+    python: tuple[str, ...]
+    project: str
+    script_folder: str
+    modules: tuple[str, ...]
+    variables: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        """Text that differs from that of any other Python."""
+        return json.dumps(encode(self), sort_keys=True)
+
+
+def warm_python_of(member: Member, words: Sequence[str], project: Path) -> WarmPython | None:
+    """Return the warm Python for a command of a member; None if it is started as a new program."""
+    start = python_start(words) if member.preload else None
+    if not (start and (start.module or (project / start.argv[0]).is_file())):
+        return None
+    needed = (name for module in member.preload for name in (module, *FIRST_USE.get(module, ())))
+    return WarmPython(
+        *(start.python, str(project), _script_folder(start, project), tuple(dict.fromkeys(needed))),
+        dict(member.environment),
+    )
+
+
+def pythons_ahead(ensemble: Ensemble, most: int) -> tuple[WarmPython, ...]:
+    """Return the warm Pythons that an ensemble's first members need, at most `most`."""
+    project = Path(ensemble.folder)
+    first = (warm_python_of(each, each.command_line(""), project) for each in ensemble.members[:most])
+    return tuple({python.key: python for python in first if python}.values())
+
+
+def _script_folder(start: PythonStart, place: Path) -> str:
+    return str(place if start.module else (place / start.argv[0]).resolve().parent)
 
 
 def start_warm(
-    start: PythonStart,
-    modules: Sequence[str],
-    variables: Mapping[str, str],
+    python: WarmPython,
     words: Sequence[str],
-    project: Path,
     folder: Path,
     environment: Mapping[str, str],
     errors: int,
     pipes: Mapping[str, int],
     requests: int,
 ) -> WarmStart:
-    """Have a command started by the node's Python that has imported these modules.
+    """Have a command started by a warm Python of the node.
 
     Parameters
     ----------
-    variables : mapping of str to str
-        Variables of the member, which modules may read as they are imported.
-    project, folder : Path
-        Folder of the script whose modules are imported ahead, and the same or a copy of it, to run in.
+    folder : Path
+        The project's folder or a copy of it, to run in.
     errors : int
         Descriptor of its standard error.
     pipes : mapping of str to int
@@ -64,24 +113,26 @@ def start_warm(
     program = str(folder / words[0]) if os.sep in words[0] else words[0]
     if shutil.which(program, path=environment.get("PATH")) is None:
         raise FileNotFoundError(2, os.strerror(2))
-    own_folder, ahead = (
-        str(place if start.module else (place / start.argv[0]).resolve().parent)
-        for place in (folder, project)
-    )
-    needed = dict.fromkeys(name for module in modules for name in (module, *FIRST_USE.get(module, ())))
-    python = dict(zip(KEY, (start.python, ahead, list(needed), dict(variables)), strict=True))
+    start = python_start(words)
+    assert start
     own, theirs = socket.socketpair()
     with theirs, socket.socket(fileno=os.dup(requests)) as template:
         # A template that has ended shows by the closed connection.
         with suppress(OSError):
             socket.send_fds(template, [b"."], [theirs.fileno()])
         theirs.close()
-        place: dict[str, Any] = {"folder": str(folder), "environment": dict(environment)}
-        _send(own, {**python, **place}, [1, errors])
-        place["script_folder"] = own_folder
-        told = {"words": list(words), "argv": start.argv, "module": start.module, "pipes": list(pipes)}
-        cores = sorted(os.sched_getaffinity(0))
-        _send(own, {**told, **place, "cores": cores}, [1, errors, *pipes.values()])
+        _send(own, {"python": encode(python), "folder": str(folder)}, [1, errors])
+        told = {
+            "words": list(words),
+            "argv": start.argv,
+            "module": start.module,
+            "folder": str(folder),
+            "script_folder": _script_folder(start, folder),
+            "environment": dict(environment),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "pipes": list(pipes),
+        }
+        _send(own, told, [1, errors, *pipes.values()])
     return WarmStart(own)
 
 
@@ -145,15 +196,20 @@ class WarmStart:
 class WarmPythons:
     """Warm Pythons of a node, each started when a rank first needs it.
 
+    Parameters
+    ----------
+    ahead : iterable of WarmPython
+        Pythons to be started now, with the output of this process.
+
     Attributes
     ----------
     requests : socket
         End for the ranks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ahead: Iterable[WarmPython] = ()) -> None:
         self._inbox, self.requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._controls: dict[str, socket.socket] = {}
+        self._controls = {python.key: _begin(python, python.project, 1, 2) for python in ahead}
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when `serve` would not block."""
@@ -171,13 +227,14 @@ class WarmPythons:
         with socket.socket(fileno=number) as connection:
             if (wanted := warm_python.received(connection)) is None:
                 return
-            key = json.dumps([wanted[name] for name in KEY])
+            python: WarmPython = decode(WarmPython, wanted["python"])
+            key = python.key
             control = self._controls.pop(key, None)
             if control is None or not _pass_on(control, connection):
                 while len(self._controls) >= max(most, 1):
                     # It ends with its last script.
                     self._controls.pop(next(iter(self._controls))).close()
-                control = _begin(wanted)
+                control = _begin(python, wanted["folder"], *wanted["descriptors"])
                 _pass_on(control, connection)
             self._controls[key] = control
             for descriptor in wanted["descriptors"]:
@@ -203,10 +260,9 @@ def _pass_on(control: socket.socket, connection: socket.socket) -> bool:
     return True
 
 
-def _begin(wanted: Mapping[str, Any]) -> socket.socket:
+def _begin(python: WarmPython, folder: str, output: int, errors: int) -> socket.socket:
     """Start a Python; return the socket for connections, which is closed at once if it cannot be started."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    output, errors = wanted["descriptors"]
     end_with_template = die_with_parent(signal.SIGKILL)
 
     def prepare() -> None:
@@ -217,13 +273,13 @@ def _begin(wanted: Mapping[str, Any]) -> socket.socket:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     number = theirs.fileno()
-    words = [*wanted["python"], warm_python.__file__, str(number), wanted["script_folder"]]
+    words = [*python.python, warm_python.__file__, str(number), python.script_folder]
     with theirs:
         try:
             subprocess.Popen(
-                [*words, *wanted["modules"]],
-                cwd=wanted["folder"],
-                env=wanted["environment"],
+                [*words, *python.modules],
+                cwd=folder,
+                env={**os.environ, **search_path(os.environ, sys.executable), **python.variables},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,
@@ -232,5 +288,5 @@ def _begin(wanted: Mapping[str, Any]) -> socket.socket:
                 preexec_fn=prepare,
             )
         except OSError as error:
-            os.write(errors, f"{wanted['python'][0]} cannot be started: {error.strerror}\n".encode())
+            os.write(errors, f"{python.python[0]} cannot be started: {error.strerror}\n".encode())
     return control

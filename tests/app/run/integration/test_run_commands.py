@@ -178,17 +178,19 @@ def test_a_script_that_knows_nothing_of_hetctl_is_resumed_without_a_profile(tmp_
     }
 
 
-def test_modules_are_imported_once_on_a_node_for_all_ranks(tmp_path):
+def test_modules_are_imported_once_on_a_node_before_any_rank_starts(tmp_path):
     text = (
         f"name: own\ncommand: {sys.executable} see.py\npreload: slow\nmembers: [{{name: a}}, {{name: b}}]\n"
     )
     project = new_project(tmp_path / "project", text, environment={"HETCTL_SITE": "local"})
-    (project.path / "slow.py").write_text("open('imports', 'a').write('once ')")
+    (project.path / "slow.py").write_text(
+        "import os\nopen('imports', 'a').write(os.environ.get('HETCTL_MEMBER', 'ahead of all '))"
+    )
     (project.path / "see.py").write_text(
         "import os, slow, time; print('forked by', os.getppid()); time.sleep(1)"
     )
     assert submitted(project, "--gpus", "2").code == 0
-    assert (project.path / "imports").read_text() == "once "
+    assert (project.path / "imports").read_text() == "ahead of all "
     pythons = {re.search("forked by .*", project.home.run(RUN).log_of(name).read_text())[0] for name in "ab"}
     assert len(pythons) == 1
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from workbench import wait_for
 
+from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member
 from hetctl.model.python_start import python_start
 from hetctl.runtime.worker.scripts.command_process import CommandProcess
-from hetctl.runtime.worker.scripts.warm_start import WarmPythons, start_warm
+from hetctl.runtime.worker.scripts.warm_start import WarmPythons, pythons_ahead, start_warm, warm_python_of
 from hetctl.storage.processes import Process
 
 SEEN = """
@@ -72,8 +73,8 @@ class Starts:
     def process(self, words: list[str], *, is_warm: bool, modules=("decimal",), **variables: str):
         environment, warm = os.environ | variables, None
         if is_warm:
-            place = self.folder, self.folder, environment
-            start = partial(start_warm, python_start(words), modules, {}, words, *place)
+            python = warm_python_of(Member("a", preload=modules), words, self.folder)
+            start = partial(start_warm, python, words, self.folder, environment)
             warm = partial(start, requests=self.pythons.requests.fileno())
         process = CommandProcess(words, self.folder, environment, 1.0, warm)
         if is_warm:
@@ -187,6 +188,30 @@ def test_a_python_that_cannot_be_started_fails_the_command(starts, tmp_path):
     with closing(starts.process(["./python", "see.py"], is_warm=True)) as process:
         wait_for(lambda: process.ended() is not None)
         assert "./python cannot be started: No such file" in process.last_errors()
+
+
+def test_a_python_that_was_started_ahead_has_imported_for_the_first_start(starts, tmp_path):
+    (tmp_path / "slow.py").write_text("import os; open('imported', 'a').write(f'{os.getpid()} ')")
+    (tmp_path / "see.py").write_text("import os; print(os.getppid())")
+    command = (sys.executable, "see.py")
+    members = tuple(Member(name, command=command, preload=("slow",)) for name in "abc")
+    others = Member("d", command=command, preload=("fractions",)), Member("e", command=command), Member("f")
+    ensemble = Ensemble("own", COMMAND, Functions("a:b", "a:c"), (*members, *others), str(tmp_path))
+    assert len(pythons_ahead(ensemble, 6)) == 2
+    (python,) = pythons_ahead(ensemble, 2)
+    starts.pythons.close()
+    starts.pythons = WarmPythons([python])
+    wait_for((tmp_path / "imported").exists)
+    first, second = (int(starts.run("see.py", is_warm=True, modules=("slow",))[1]) for _ in range(2))
+    assert (tmp_path / "imported").read_text() == f"{first} "
+    assert first == second
+
+
+def test_a_script_that_is_no_file_needs_no_python(tmp_path):
+    (tmp_path / "see.py").touch()
+    for words, needs in (("see.py", True), ("-m see", True), ("other.py", False), ("-c pass", False)):
+        found = warm_python_of(Member("a", preload=("decimal",)), [sys.executable, *words.split()], tmp_path)
+        assert bool(found) == needs
 
 
 def test_the_least_used_python_makes_room(starts, tmp_path):
