@@ -42,6 +42,8 @@ class MemberProfile:
         type) and number of GPUs.
     job_start_s : float
         Seconds from the start of a job until its first member's start: of processes and imports.
+    unfit : tuple of (str, int)
+        Same as in `Progress`, from earlier runs.
     """
 
     member: str
@@ -59,6 +61,7 @@ class MemberProfile:
     save_s: float | None = None
     seen_overhead_s: float | None = None
     job_start_s: float = 0.0
+    unfit: tuple[tuple[str, int], ...] = ()
 
     @property
     def has_rates(self) -> bool:

@@ -127,8 +127,9 @@ class Progress:
         Seconds for which its command has run in all starts whose end it has seen.
     withheld : str or None
         `PAUSED`, `CANCELLED` or `DROPPED` if the user does not want it to train.
-    unfit_gpus : tuple of int
-        Numbers of GPUs on which it ran out of memory with its present batch size before it had trained there.
+    unfit : tuple of (str, int)
+        Types and numbers of GPUs on which it ran out of memory with its present batch size before it had
+        trained there. The type is "" at a site with one type, and for groups on several types.
     restarts_s : tuple of float
         Seconds to the first step of its newest starts on ranks that had trained before.
     """
@@ -154,7 +155,7 @@ class Progress:
     peak_memory_bytes: int = 0
     script_s: float = 0.0
     withheld: str | None = None
-    unfit_gpus: tuple[int, ...] = ()
+    unfit: tuple[tuple[str, int], ...] = ()
     restarts_s: tuple[float, ...] = ()
 
     @property

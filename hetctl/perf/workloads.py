@@ -7,6 +7,7 @@ import statistics
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from hetctl.model.ensemble import Ensemble, Member
@@ -117,7 +118,7 @@ class Workloads:
                 seconds = getattr(progress, time)
                 if seconds is not None and seconds != getattr(before, time, None):
                     newest.append(seconds)
-        unfit = [name for name, now in changed.items() if now.unfit_gpus != self._unfit_of(name)]
+        unfit = [name for name, now in changed.items() if now.unfit != self._unfit_now(name)]
         self._progress |= changed
         news = [name for name in changed if self._has_news(name)]
         outdated = {*changed, *self._forecast.update(changed), *self._mates_of(news)}
@@ -133,38 +134,55 @@ class Workloads:
             left = self.left | {name: self._workload(name) for name in outdated}
             self.left = {name: workload for name in self._members if (workload := left.get(name))}
 
-    def has_other_gpus(self, name: str, gpus: int) -> bool:
+    def has_other_gpus(self, name: str, gpus: int, gpu_type: str = "") -> bool:
         """Return true if a member that has run out of memory on so many GPUs should try another number.
 
         It had trained there neither itself nor in a member of its shape, and has to go back to fewer, or has
         no smaller batch to try.
+
+        Parameters
+        ----------
+        gpu_type : str
+            Type of the GPUs; "" at a site with one type, and for GPUs of several types.
         """
-        member, progress, fitting = self._members[name], self._progress[name], self._fitting(name)
-        if gpus in fitting or not self._gpus_left(name, gpus):
+        member, progress, fitting = self._members[name], self._progress[name], self._fitting(name, gpu_type)
+        if gpus in fitting or not self._gpus_left(name, gpu_type, gpus):
             return False
         is_smallest = member.smaller_batch(progress.batch_size or member.batch_size) is None
         return is_smallest or any(count < gpus for count in fitting)
 
-    def _gpus_left(self, name: str, *unfit: int) -> tuple[int, int] | None:
-        """Return the least and the largest number of GPUs that a member may have; None if none is left."""
+    def _gpus_left(self, name: str, gpu_type: str = "", *unfit: int) -> tuple[int, int] | None:
+        """Return the least and the largest number of GPUs that a member may have; None if none is left.
+
+        What was too small in a group on several types is so on each.
+        """
         member = self._members[name]
         # A job that is too small for a member counts as large enough: planners leave the member out.
         limits = member.min_gpus, max(member.most_gpus(self._max_gpus), member.min_gpus)
+        unfit += tuple(gpus for of, gpus in self._unfit(name) if of in ("", gpu_type))
+        return gpus_left(*limits, unfit, self._fitting(name, gpu_type)) if unfit else limits
+
+    def _unfit(self, name: str) -> set[tuple[str, int]]:
+        """Return the types and numbers of GPUs on which members of its shape ran out of memory."""
         batch_size = self._progress[name].batch_size
-        for mate in self._alike[name]:
-            if mate in self._progress and self._progress[mate].batch_size == batch_size:
-                unfit += self._unfit_of(mate)
-        return gpus_left(*limits, unfit, self._fitting(name)) if unfit else limits
+        mates = (mate for mate in self._alike[name] if mate in self._progress)
+        alike = [mate for mate in mates if self._progress[mate].batch_size == batch_size]
+        # Earlier runs have told of the batch of the ensemble file alone.
+        earlier = (self._profiles[mate].unfit for mate in alike if mate in self._profiles and not batch_size)
+        return {*chain.from_iterable((*map(self._unfit_now, alike), *earlier))}
 
-    def _unfit_of(self, name: str) -> tuple[int, ...]:
-        return self._progress[name].unfit_gpus if name in self._progress else ()
+    def _unfit_now(self, name: str) -> tuple[tuple[str, int], ...]:
+        return self._progress[name].unfit if name in self._progress else ()
 
-    def _fitting(self, name: str) -> set[int]:
-        """Return the numbers of GPUs on which the memory of a member was enough."""
-        progress = self._progress[name]
-        batches = EpochHistory.of(progress.epochs).batches
+    def _fitting(self, name: str, gpu_type: str = "") -> set[int]:
+        """Return the numbers of GPUs on which the memory of a member was enough; with a type, those of it."""
+        progress, known = self._progress[name], self._known[name]
         size = progress.batch_size or self._members[name].batch_size
-        return {*self._rates_of(name), *(gpus for _, gpus, batch in batches if batch == size)}
+        seen = EpochHistory.of(progress.epochs)
+        if gpu_type:
+            rates = known.rates_by_type.get(gpu_type, known.rates if known.gpu_type == gpu_type else {})
+            return {*rates, *(gpus for of, gpus, batch in seen.rates if (of, batch) == (gpu_type, size))}
+        return {*self._rates_of(name), *(gpus for _, gpus, batch in seen.batches if batch == size)}
 
     def _has_news(self, name: str) -> bool:
         """Update what is known of a member; return true if its rates or the length of its epochs changed."""
@@ -305,10 +323,7 @@ class Workloads:
             spread={}
             if known.rates_by_type
             else {m: error for m in rates if (error := math.hypot(level, curve.spread.get(m, 0.0)))},
-            rates_by_type={
-                gpu_type: rate_curve(measured, limit, least, self._shapes).useful
-                for gpu_type, measured in known.rates_by_type.items()
-            },
+            rates_by_type=self._rates_by_type(member.name, points),
             samples_left=0.0,
             samples_per_epoch=known.samples_per_epoch,
             startup_s=known.startup_s,
@@ -320,6 +335,15 @@ class Workloads:
             notes=(*notes, *curve.notes),
             family=self._alike[member.name][0] if self._is_unmeasured(member.name) else "",
         )
+
+    def _rates_by_type(self, name: str, points: Mapping[int, float]) -> dict[str, Mapping[int, float]]:
+        """Return the rates of types that were measured, or on which memory was not enough everywhere."""
+        known = self._known[name].rates_by_type
+        found = dict[str, Mapping[int, float]]()
+        for gpu_type in dict.fromkeys((*known, *(of for of, _ in sorted(self._unfit(name)) if of))):
+            least, limit = self._gpus_left(name, gpu_type) or (self._members[name].min_gpus,) * 2
+            found[gpu_type] = rate_curve(known.get(gpu_type, points), limit, least, self._shapes).useful
+        return found
 
 
 def active_workloads(

@@ -158,9 +158,9 @@ class ProgressFold:
 
 
 def _progress_in(row: Row, line: bytes | memoryview) -> Progress:
-    *_, history, (member, *others, unfit_gpus, restarts_s) = row
+    *_, history, (member, *others, unfit, restarts_s) = row
     # JSON has no tuples: with a list, this progress would differ from one folded from all events.
-    tuples = tuple(unfit_gpus), tuple(restarts_s)
+    tuples = tuple(map(tuple, unfit)), tuple(restarts_s)
     return from_row(Progress, (member, EpochHistory.from_row(history, line), *others, *tuples))
 
 
@@ -215,11 +215,11 @@ def _changes_by_task_end(state: MemberFold, event: Event, member: Member, retrie
     """Return the changes of progress by the end of a task, which may count against the member."""
     progress = state.progress
     reason, description = event.record.reason, event.record.description
-    if unfit := event.record.unfit_gpus:
-        return {"unfit_gpus": tuple(sorted({*progress.unfit_gpus, unfit}))}
+    if gpus := event.record.unfit_gpus:
+        return {"unfit": tuple(sorted({*progress.unfit, (event.record.gpu_type or "", gpus)}))}
     if reason is ExitReason.OUT_OF_MEMORY:
         smaller = member.smaller_batch(progress.batch_size or member.batch_size)
-        return {"batch_size": smaller, "unfit_gpus": ()} if smaller else {"failed": description}
+        return {"batch_size": smaller, "unfit": ()} if smaller else {"failed": description}
     nodes = progress.node_failures + (reason is ExitReason.NODE_FAILURE)
     disk_errors = progress.disk_errors + (reason is ExitReason.DISK_ERROR)
     beyond_free = {
@@ -323,7 +323,7 @@ _REQUESTED: Mapping[Request, Mapping[str, Any]] = {
     Request.RESUME: {"withheld": None},
     Request.ADD: {"withheld": None},
     Request.DROP: {"withheld": DROPPED},
-    Request.RETRY: {"failed": None, "failures": 0, "node_failures": 0, "disk_errors": 0, "unfit_gpus": ()},
+    Request.RETRY: {"failed": None, "failures": 0, "node_failures": 0, "disk_errors": 0, "unfit": ()},
 }
 """Changes of a member's progress by the user's request."""
 

@@ -290,10 +290,10 @@ def test_out_of_memory_at_a_first_start_leaves_other_numbers_of_gpus_to_a_shape(
     workloads.update({name: progress(name) for name in ("a", "b", "other")})
     before = numbers(workloads)
     assert workloads.has_other_gpus("a", 1)
-    workloads.update({"a": Progress("a", unfit_gpus=(1,))})
+    workloads.update({"a": Progress("a", unfit=(("", 1),))})
     assert [least for least, *_ in numbers(workloads).values()] == [2, 2, 1]
     assert numbers(workloads)["other"] == before["other"]
-    workloads.update({"a": Progress("a", unfit_gpus=(1, 2, 4))})
+    workloads.update({"a": Progress("a", unfit=(("", 1), ("", 2), ("", 4)))})
     assert workloads.has_other_gpus("b", 2)
     assert not workloads.has_other_gpus("a", 8)
 
@@ -304,8 +304,33 @@ def test_out_of_memory_where_a_member_has_trained_is_its_own() -> None:
     workloads.update({"a": Progress("a", seen)})
     assert not workloads.has_other_gpus("a", 2)
     assert workloads.has_other_gpus("a", 8)
-    workloads.update({"a": Progress("a", seen, unfit_gpus=(8,))})
+    workloads.update({"a": Progress("a", seen, unfit=(("", 8),))})
     assert numbers(workloads)["a"][-1] <= 4
+
+
+def test_out_of_memory_counts_on_gpus_of_the_same_type() -> None:
+    measured = MemberProfile("a", {1: 100.0}, None, 10, gpu_type="V100", rates_by_type={"V100": {1: 100.0}})
+    for profiles in ({}, {"a": measured}):
+        workloads = Workloads(ensemble(member("a"), member("b")), profiles, 8)
+        workloads.update({name: progress(name) for name in "ab"})
+        assert workloads.has_other_gpus("a", 1, "P100")
+        assert workloads.has_other_gpus("a", 1, "V100") == (not profiles)
+        workloads.update({"a": Progress("a", unfit=(("P100", 1), ("P100", 2)))})
+        for name in "ab":
+            own = workloads.left[name]
+            assert list(own.on_type("P100").rates) == list(range(4, 9))
+            assert own.on_type("V100").min_gpus == own.min_gpus == 1
+        assert workloads.has_other_gpus("b", 4, "P100")
+
+
+def test_out_of_memory_in_earlier_runs_counts_for_a_shape_with_its_batch() -> None:
+    profiles = {"a": MemberProfile("a", {}, unfit=(("", 1),))}
+    members = (replace(member(name), batch_size=32, min_batch_size=8) for name in "ab")
+    workloads = Workloads(ensemble(*members), profiles, 8)
+    workloads.update({name: progress(name) for name in "ab"})
+    assert [least for least, *_ in numbers(workloads).values()] == [2, 2]
+    workloads.update({"b": Progress("b", batch_size=16)})
+    assert [least for least, *_ in numbers(workloads).values()] == [2, 1]
 
 
 def test_a_smaller_batch_comes_before_more_gpus_but_after_fewer() -> None:

@@ -209,17 +209,26 @@ def test_out_of_memory_fails_a_member_at_its_smallest_batch():
     assert progress["b"].active
 
 
+UNFIT = (
+    *({"unfit_gpus": 4}, {"unfit_gpus": 2}, {"unfit_gpus": 4, "gpu_type": None}),
+    *({"unfit_gpus": 2, "gpu_type": "V100"}, {"gpu_type": "V100"}),
+)
+
+
 def test_numbers_of_gpus_without_enough_memory_do_not_count_until_the_batch_is_smaller():
     shrinking = replace(ENSEMBLE, members=(Member("a", batch_size=50, min_batch_size=16),))
     ends = [
         event(
             DRIVER, "task_ended", at, member="a", exit_code=71, reason="out-of-memory", description="", **of
         )
-        for at, of in enumerate(({"unfit_gpus": 4}, {"unfit_gpus": 2}, {"unfit_gpus": 4}, {}))
+        for at, of in enumerate(UNFIT)
     ]
-    known = [progress_of(shrinking, ends[: n + 1], RETRIES)["a"] for n in range(4)]
-    assert [progress.unfit_gpus for progress in known] == [(4,), (2, 4), (2, 4), ()]
-    assert [progress.batch_size for progress in known] == [None, None, None, 25]
+    known = [progress_of(shrinking, ends[: n + 1], RETRIES)["a"] for n in range(len(ends))]
+    assert [progress.unfit for progress in known] == [
+        *((("", 4),), (("", 2), ("", 4)), (("", 2), ("", 4)), (("", 2), ("", 4), ("V100", 2))),
+        (),
+    ]
+    assert [progress.batch_size for progress in known] == [None, None, None, None, 25]
     assert all(progress.active and not progress.failures for progress in known)
 
 

@@ -49,10 +49,11 @@ Seen = EpochResult | TimedRate
 
 @dataclass
 class Trained:
-    """Rates of a member in earlier runs, by time, and its progress in the newest run."""
+    """Rates of a member in earlier runs, by time; its progress, and `MemberProfile.unfit`, in the newest."""
 
     rates: list[Seen] = field(default_factory=list)
     newest: Progress | None = None
+    unfit: tuple[tuple[str, int], ...] = ()
 
 
 def member_profiles(catalog: Catalog, ensemble: Ensemble, site: Site) -> tuple[MemberProfile, ...]:
@@ -85,6 +86,7 @@ def _unmeasured(member: Member, ensemble: Ensemble, trained: Trained) -> MemberP
         seen_rates=seen_rates(trained.rates, member.batch_size),
         seen_overhead_s=seen_overhead_s(trained.rates, member.batch_size),
         job_start_s=startup_s - own_s,
+        unfit=trained.unfit,
     )
 
 
@@ -104,7 +106,7 @@ def _profiles(
     """Return the profiles; without `has_types` only the type of GPU that was measured last counts."""
     points = RatePoints(catalog.points(ensemble.name, site), ensemble)
     found = (
-        _profile(member, own, trained[member.name].rates, has_types=has_types)
+        _profile(member, own, trained[member.name], has_types=has_types)
         for member in ensemble.members
         if (own := points.of(member.name))
     )
@@ -205,6 +207,8 @@ def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, Train
                     done, trained = progress[member.name], found[member.name]
                     trained.rates += (*done.epochs, *EpochHistory.of(done.epochs).timed)
                     trained.newest = done if done.startup_s is not None else trained.newest
+                    has_tried = done.unfit or done.startup_s is not None
+                    trained.unfit = done.unfit if has_tried and not done.batch_size else trained.unfit
     for trained in found.values():
         trained.rates.sort(key=lambda seen: seen.finished_at)
     return found
@@ -224,7 +228,7 @@ def _newer(seen: Iterable[Seen], points: Iterable[ProfilePoint]) -> list[Seen]:
 
 
 def _profile(
-    member: Member, points: Sequence[ProfilePoint], trained: Iterable[Seen], *, has_types: bool
+    member: Member, points: Sequence[ProfilePoint], trained: Trained, *, has_types: bool
 ) -> MemberProfile:
     """Return the profile of a member by its points, one for each type and number of GPUs."""
     last = max(points, key=lambda point: point.measured_at)
@@ -234,7 +238,7 @@ def _profile(
     for point in points:
         rates.setdefault(point.machine.gpu_type, {})[point.gpus] = point.rate
     saves = [point.save_s for point in used if point.save_s is not None]
-    newer = _newer(trained, points)
+    newer = _newer(trained.rates, points)
     return MemberProfile(
         member=member.name,
         rates=rates[last.machine.gpu_type],
@@ -252,6 +256,7 @@ def _profile(
         seen_overhead_s=seen_overhead_s(newer, member.batch_size),
         # Only the first points of a job have waited for it.
         job_start_s=max(p.job_start_s for p in used),
+        unfit=trained.unfit,
     )
 
 

@@ -79,8 +79,8 @@ def _outcome(member: Member, progress: Progress) -> Iterator[str]:
     yield f"it has {progress.last_epoch} of at most {progress.asked or member.stop.max_epochs} epochs{shown}"
     if progress.batch_size:
         yield f"it has run out of memory, and trains with a batch of {progress.batch_size} per GPU since"
-    if progress.unfit_gpus:
-        yield f"it ran out of memory {on_gpus(progress.unfit_gpus)}: it tries other numbers"
+    if progress.unfit:
+        yield f"it ran out of memory {on_gpus(progress.unfit)}: it tries other numbers"
 
 
 def _tasks(state: RunState, name: str, shown: str, device: str) -> Iterator[str]:

@@ -141,9 +141,9 @@ class RunView:
             if any(task.ended_at for tasks in self.state.tasks_of(name).values() for task in tasks)
         ]
         unfit = [
-            f"{name} {on_gpus(progress.unfit_gpus)}"
+            f"{name} {on_gpus(progress.unfit)}"
             for name, progress in self.state.progress.items()
-            if progress.unfit_gpus and progress.active
+            if progress.unfit and progress.active
         ]
         return tuple(filter(None, (rate_warning(wrong), _unfit_warning(unfit), _blind_warning(blind))))
 
@@ -280,9 +280,15 @@ def rate_warning(wrong: Sequence[str]) -> str:
     )
 
 
-def on_gpus(counts: Sequence[int]) -> str:
-    """Return ``on 1 GPU``, ``on 1 and 2 GPUs``, .."""
-    return f"on {' and '.join(map(str, counts))} GPU{'s' * (max(counts) != 1)}"
+def on_gpus(numbers: Sequence[tuple[str, int]]) -> str:
+    """Return ``on 1 GPU``, ``on 1 and 2 GPUs of type V100``, .. for types and numbers of GPUs."""
+    of_type: dict[str, list[int]] = defaultdict(list)
+    for gpu_type, count in numbers:
+        of_type[gpu_type].append(count)
+    return " and ".join(
+        f"on {' and '.join(map(str, counts))} GPU{'s' * (max(counts) != 1)}" + (kind and f" of type {kind}")
+        for kind, counts in of_type.items()
+    )
 
 
 def _unfit_warning(unfit: Sequence[str]) -> str:

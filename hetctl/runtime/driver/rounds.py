@@ -133,14 +133,15 @@ class Rounds:
     ) -> ExitReason:
         """Record the end of a task; return its reason."""
         reason = reason_of_end(group, running, report)
-        description, unfit_gpus = group.description(reason), None
+        description, unfit_gpus, gpu_type = group.description(reason), None, None
         if reason is ExitReason.OUT_OF_MEMORY:
-            unfit_gpus = members.unfit_gpus(running.task.allocation)
+            gpu_type = self._gpu_type_of(running.task.allocation)
+            unfit_gpus = members.unfit_gpus(running.task.allocation, gpu_type or "")
             if not group.overuse:
                 # The known peak counts for a trainer that reported none.
                 peak = report.peak_memory_bytes or members.peak_memory(group.name)
                 description = with_peak(description, peak)
-        found = (group.exit_code, reason, description, unfit_gpus, group.energy_j)
+        found = (group.exit_code, reason, description, unfit_gpus, group.energy_j, gpu_type)
         self._write_end(running.round, group.name, *found)
         return reason
 
@@ -159,6 +160,7 @@ class Rounds:
         description: str,
         unfit_gpus: int | None = None,
         energy_j: float | None = None,
+        gpu_type: str | None = None,
     ) -> None:
         self.queue.writer(DRIVER, index).write(
             "task_ended",
@@ -169,6 +171,7 @@ class Rounds:
             fault=reason in MEMBER_FAULTS and unfit_gpus is None,
             unfit_gpus=unfit_gpus,
             **({} if energy_j is None else {"energy_j": round(energy_j, 1)}),
+            gpu_type=gpu_type,
         )
 
     def _inputs(

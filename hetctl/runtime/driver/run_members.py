@@ -133,10 +133,10 @@ class RunMembers:
         """Return the member whose plan suits this one: itself, or another trial with a similar config."""
         return self._trials.planned_like(name) if self._trials else name
 
-    def unfit_gpus(self, allocation: Allocation) -> int | None:
+    def unfit_gpus(self, allocation: Allocation, gpu_type: str) -> int | None:
         """Return the GPUs of a member out of memory, if it should try another number of them; else None."""
         tries = allocation.mode == DATA_PARALLEL and self._workloads.has_other_gpus(
-            allocation.member, allocation.gpus
+            allocation.member, allocation.gpus, gpu_type
         )
         return allocation.gpus if tries else None
 

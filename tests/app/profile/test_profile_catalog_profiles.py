@@ -24,6 +24,7 @@ from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.ensemble import Ensemble, Functions, Member
+from hetctl.model.events import DRIVER
 from hetctl.model.job import Job, JobState
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Plan, Round
 from hetctl.model.profile import Hardware, MemberProfile, ProfilePoint, shape_digest
@@ -195,6 +196,25 @@ def test_an_unfinished_first_epoch_leaves_its_rate_and_times_to_later_runs(proje
     assert a.seen_rates == {"": {1: 130.0}}
     assert b.seen_rates == {"": {1: 110.0}}
     assert (b.samples_per_epoch, b.startup_s, b.checkpoint_s, b.peak_memory_bytes) == (640, 3.0, 0.5, 7)
+
+
+def test_numbers_of_gpus_without_enough_memory_are_known_to_later_runs(project: Project) -> None:
+    keep(project, point(A, measured_at=1000.0))
+    end = {"exit_code": 71, "reason": "out-of-memory", "description": "out of memory", "fault": False}
+    runs = (
+        ("first", A, [{"unfit_gpus": 4}, {"unfit_gpus": 2, "gpu_type": "V100"}]),
+        ("second", B, [{"unfit_gpus": 1}]),
+        # Neither has tried a number of GPUs; a smaller batch tells nothing of the one in the file.
+        ("idle", A, []),
+        ("smaller", replace(B, min_batch_size=1), [{"unfit_gpus": 1}, {}, {"unfit_gpus": 8}]),
+    )
+    with Catalog.open(project.home.catalog) as catalog:
+        for at, (run, member, ends) in enumerate(runs, start=1100):
+            events = EventWriter(begun(catalog, run, SITE, member, at).events, DRIVER, 0)
+            for one in ends:
+                events.write("task_ended", member=member.name, **end, **one)
+        a, b = member_profiles(catalog, ENSEMBLE, SITE)
+    assert (a.unfit, b.unfit) == ((("", 4), ("V100", 2)), (("", 1),))
 
 
 def test_a_plan_on_more_gpus_than_were_measured_says_so() -> None:

@@ -296,6 +296,10 @@ def test_numbers_of_gpus_that_are_too_small_for_a_member_are_told(project):
     assert told == "out of memory at a first start: a on 1 GPU; these try other numbers"
     reasons = explain_member(project, None, "a").reasons
     assert "it ran out of memory on 1 GPU: it tries other numbers" in reasons
+    events.write("task_ended", **end, unfit_gpus=4, gpu_type="V100")
+    events.write("task_ended", **end, unfit_gpus=2, gpu_type="V100")
+    reasons = explain_member(project, None, "a").reasons
+    assert any("on 1 GPU and on 2 and 4 GPUs of type V100" in reason for reason in reasons)
 
 
 def test_more_gpus_and_smaller_batches_change_the_global_batch():
