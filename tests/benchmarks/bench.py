@@ -30,6 +30,7 @@ import commands_bench
 import coordination_bench
 import demo_bench
 import doubling_exact
+import edits_bench
 import ensemble_bench
 import fleet
 import hetpipe_bench
@@ -414,6 +415,7 @@ SECTIONS: dict[str, Section] = {
     "rounds": round_bench.table,
     "state": state_bench.table,
     "commands": commands_bench.table,
+    "edits": edits_bench.table,
     "hop-state": hop_state_bench.table,
     "agents": agent_bench.start_table,
     "many": agent_bench.many_table,
