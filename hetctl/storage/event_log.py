@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hetctl.model.events import DRIVER, REQUESTS, Event
-from hetctl.storage.event_files import parse_events
+from hetctl.storage.event_files import parse_events, read_events
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.snapshot import StaleSnapshotError
 
@@ -150,6 +150,12 @@ class EventLog:
             events = self._file_of(source).read_new()
             del self._due[source]
             yield events
+
+    def read_again(self, source: str, kinds: Collection[str] | None = None) -> list[Event]:
+        """Read the events of a file again that were read before: all, or those of some kinds."""
+        file = {DRIVER: self._driver, REQUESTS: self._requests}.get(source) or self._file_of(source)
+        path = self._folder / f"{source}{SUFFIX}"
+        return [event for event in read_events(path, kinds) if event.seq < file.lines]
 
     def _expected(self) -> list[str]:
         """Return sources with grown files; one whose growth is not visible yet (NFS) is tried again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -113,6 +113,28 @@ class ProgressFold:
         """Progress by member, in the ensemble's order."""
         return self._progress
 
+    def outdated_by(self, ensemble: Ensemble, retries: int) -> set[str]:
+        """Return the members of an edited ensemble whose progress has to be derived anew."""
+        before = self._members
+        return {
+            member.name
+            for member in ensemble.members
+            if member.name not in before
+            or rule_of(member) != rule_of(before[member.name])
+            or retries < self._retries
+            or (retries > self._retries and self._progress[member.name].failed)
+        }
+
+    def edit(self, ensemble: Ensemble, retries: int, outdated: Set[str]) -> None:
+        """Go on with edited members, and without any events of those that are outdated."""
+        before, self._members = self._members, {member.name: member for member in ensemble.members}
+        self._retries = retries
+        for name in outdated | (before.keys() - self._members.keys()):
+            self._folds.pop(name, None)
+            self._kept.pop(name, None)
+        known = {name: done for name, done in self._progress.items() if name not in outdated}
+        self._progress = _before_events(ensemble, known)
+
     @property
     def reached_at(self) -> float:
         """Time in seconds since the epoch at which a member last got further than ever before; 0: never."""
@@ -146,6 +168,9 @@ class ProgressFold:
         if name in self._folds:
             self._folds[name].forget()
 
+    def _next(self, name: str, state: MemberFold, event: Event) -> MemberFold:
+        return _STEPS[event.kind](state, event, self._members[name], self._retries)
+
     def _fold_of(self, name: str) -> OrderedFold[MemberFold]:
         if name not in self._folds:
             start, until = _initial_state(self._progress[name]), None
@@ -153,7 +178,7 @@ class ProgressFold:
                 (place, error, resumed, reached, reached_at, *_), _ = self._kept.pop(name)
                 times = tuple(resumed), tuple(reached), reached_at
                 start, until = MemberFold(self._progress[name], error, *times), tuple(place)
-            self._folds[name] = OrderedFold(start, partial(_next, self._members[name], self._retries), until)
+            self._folds[name] = OrderedFold(start, partial(self._next, name), until)
         return self._folds[name]
 
 
@@ -176,6 +201,11 @@ def _initial_state(progress: Progress) -> MemberFold:
     return MemberFold(with_fields(progress, epochs=EpochHistory()))
 
 
+def rule_of(member: Member) -> tuple[Any, ...]:
+    """Return the settings of a member on which its progress depends, beside its events."""
+    return member.stop, member.batch_size, member.min_batch_size
+
+
 def events_in(folder: RunFolder) -> list[Event]:
     """Read all event files of a run, sorted by time."""
     return in_order(EventLog(folder).read_new())
@@ -195,10 +225,6 @@ def member_of(event: Event) -> str:
     if event.source in (DRIVER, REQUESTS):
         return str(event.record.member) if event.kind in OF_DRIVERS else ""
     return event.source if event.kind in OF_MEMBERS else ""
-
-
-def _next(member: Member, retries: int, state: MemberFold, event: Event) -> MemberFold:
-    return _STEPS[event.kind](state, event, member, retries)
 
 
 def _with(state: MemberFold, **changed: Any) -> MemberFold:

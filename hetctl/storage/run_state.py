@@ -16,7 +16,7 @@ from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import EpochResult, Progress, TimedRate
 from hetctl.storage.event_log import EventLog
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.progress_fold import MemberFold, ProgressFold, member_of
+from hetctl.storage.progress_fold import OF_DRIVERS, MemberFold, ProgressFold, member_of
 from hetctl.storage.snapshot import (
     Row,
     Snapshot,
@@ -56,6 +56,14 @@ class RunState:
 
     def __init__(self, folder: RunFolder, ensemble: Ensemble, retries: int) -> None:
         self._folder, self._ensemble, self._retries = folder, ensemble, retries
+        self._key = self._present_key()
+        try:
+            self._begin(read_snapshot(folder.state, self._key))
+        except (AttributeError, LookupError, TypeError, ValueError):
+            self._begin(None)
+
+    def _present_key(self) -> str:
+        """Return the key of snapshots that hold for the present members."""
         kept = (
             Event,
             EpochResult,
@@ -69,15 +77,36 @@ class RunState:
             WorkerTotals,
         )
         # Not by run.json: most of its changes matter nothing here, and a changed run may not be stored yet.
-        members = ensemble.members
+        members = self._ensemble.members
         rules = [(m.name, m.batch_size, m.min_batch_size) for m in members]
         # Members beside one another often share a stop rule.
         stops = [(row_of(stop), len(list(alike))) for stop, alike in groupby(m.stop for m in members)]
-        self._key = key_of([rules, stops, sorted(ensemble.trials), retries], *kept)
-        try:
-            self._begin(read_snapshot(folder.state, self._key))
-        except (AttributeError, LookupError, TypeError, ValueError):
-            self._begin(None)
+        return key_of([rules, stops, sorted(self._ensemble.trials), self._retries], *kept)
+
+    def edit(self, ensemble: Ensemble, retries: int) -> None:
+        """Go on with edited members, as if all events so far had been read with them.
+
+        Only events about those are read again whose progress may differ: a large run has millions. The next
+        update counts all members as changed.
+
+        Raises
+        ------
+        OSError
+            If a file cannot be read; the state is then as before.
+        """
+        outdated = self._progress.outdated_by(ensemble, retries)
+        about: dict[str, list[Event]] = defaultdict(list)
+        for source in (DRIVER, REQUESTS) if outdated else ():
+            for event in self._log.read_again(source, OF_DRIVERS):
+                about[member_of(event)].append(event)
+        again = {name: [*about[name], *self._log.read_again(name)] for name in outdated}
+        self._ensemble, self._retries = ensemble, retries
+        self._key = self._present_key()
+        self._progress.edit(ensemble, retries, outdated)
+        for events in again.values():
+            self._progress.add(events)
+        self._unreported = set(self._progress.progress)
+        self._is_changed = True
 
     def _begin(self, snapshot: Snapshot | None) -> None:
         with frozen_afterwards():

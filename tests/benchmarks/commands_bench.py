@@ -7,13 +7,15 @@ The event files are written as a driver and its trainers write them, without tra
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,12 @@ from planning_time import ensemble
 from state_bench import RUN, append_events, checkpoint, enter, epoch_done, large_spec
 from tables import Figure, Table
 
+from hetctl.catalog.catalog import Catalog
 from hetctl.model.events import DRIVER
+from hetctl.runtime.driver.run_members import RunMembers
 from hetctl.storage.paths import Home
-from hetctl.storage.run_files import write_spec
+from hetctl.storage.run_files import read_spec, write_spec
+from hetctl.storage.run_results import keep_results, results_of
 from hetctl.storage.run_state import state_in
 
 EPOCH_S = 10.0
@@ -39,7 +44,10 @@ used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print(used.ru_utime + used.ru_stime, used.ru_maxrss)
 """
 """Small process that starts a command, whose peak of memory includes that of the process that forks it."""
-STATUS_S, ADVANCE_S, MOST_MB, IMPORT_S = 1.0, 2.0, 200.0, (1.5, 10.0)
+BARS_S = {"status": 0.5, "runs": 0.5, "logs": 0.5, "compare": 0.5, "edit in the driver": 1.0, "advance": 2.0}
+MOST_MB, IMPORT_S = 200.0, (1.5, 10.0)
+OTHER = "other-001"
+"""Run that `compare` compares with."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,34 @@ def write_run(folder: Path, members: int, epochs: int) -> None:
     enter(home, spec, began_at)
     for number, member in enumerate(spec.ensemble.members):
         append_events(run.events_of(member.name), 0, told_by_trainer(number, range(1, epochs + 1), began_at))
-    state_in(run, spec).keep()
+    state = state_in(run, spec)
+    state.keep()
+    keep_results(run, results_of(state, spec))
+    other = home.run(OTHER).create()
+    for name in (run.spec.name, run.results.name):
+        shutil.copy(run.path / name, other.path / name)
+    shutil.copytree(run.events, other.events, dirs_exist_ok=True, ignore=lambda _, names: _of_members(names))
+    other_spec = replace(spec, run=OTHER, retries=5)
+    write_spec(other, other_spec)
+    enter(home, other_spec, began_at - 1)
+    with Catalog.open(home.catalog) as catalog:
+        catalog.set_run_state(OTHER, "finished")
+
+
+def _of_members(names: Sequence[str]) -> set[str]:
+    return {name for name in names if name.startswith("net-")}
+
+
+def edit_s(folder: Path) -> float:
+    """Return the processor time that a driver needs until it goes on with one more member, in seconds."""
+    run = Home(folder / ".hetctl").run(RUN)
+    spec = read_spec(run)
+    members = RunMembers(run, spec, spec.gpus, dict)
+    new = replace(spec.ensemble.members[0], name="new")
+    ensemble = replace(spec.ensemble, members=(*spec.ensemble.members, new))
+    began = time.process_time()
+    members.edit(replace(spec, ensemble=ensemble))
+    return time.process_time() - began
 
 
 def run_costs(members: int, epochs: int) -> dict[str, Cost]:
@@ -99,11 +134,21 @@ def run_costs(members: int, epochs: int) -> dict[str, Cost]:
         folder = Path(name)
         tools = slurm_in(folder)
         write_run(folder, members, epochs)
-        status = cost_of("status", RUN, folder=folder, tools=tools)
+        costs = {
+            " ".join(command[:1]): cost_of(*command, folder=folder, tools=tools)
+            for command in (
+                ("status", RUN),
+                ("runs",),
+                ("logs", RUN, "net-00007"),
+                ("compare", RUN, OTHER),
+                ("pause", RUN, "net-00007"),
+            )
+        }
+        costs["edit in the driver"] = Cost(edit_s(folder), math.nan)
         advance = cost_of("advance", RUN, "--after-job", "0", folder=folder, tools=tools)
         (folder / ".hetctl/runs" / RUN / "state.jsonl").unlink()
         return {
-            "status": status,
+            **costs,
             "advance": advance,
             "status without a snapshot": cost_of("status", RUN, folder=folder, tools=tools),
         }
@@ -127,19 +172,22 @@ def table(quick: bool = False) -> Table:
     runs = {size: run_costs(*size) for size in (QUICK_RUNS if quick else RUNS)}
     rates = {size: table_costs(*size) for size in (QUICK_TABLES if quick else TABLES)}
     rows = [
-        (f"{command}, {members:,} x {count:,}", f"{cost.seconds:.2f}", f"{cost.megabytes:.0f}")
+        (
+            f"{command}, {members:,} x {count:,}",
+            f"{cost.seconds:.2f}",
+            "-" if math.isnan(cost.megabytes) else f"{cost.megabytes:.0f}",
+        )
         for (members, count), costs in {**runs, **rates}.items()
         for command, cost in costs.items()
     ]
     *both, twice = runs.items()
     figures = []
     for (members, epochs), costs in both:
-        for command, bar in (("status", STATUS_S), ("advance", ADVANCE_S)):
+        for command, bar in BARS_S.items():
+            figures.append(Figure(f"{command}, {members:,} x {epochs:,}, s", costs[command].seconds, bar))
+        for command in ("status", "advance"):
             on = f"{command}, {members:,} x {epochs:,}"
-            figures += [
-                Figure(f"{on}, s", costs[command].seconds, bar),
-                Figure(f"{on}, MB", costs[command].megabytes, MOST_MB),
-            ]
+            figures.append(Figure(f"{on}, MB", costs[command].megabytes, MOST_MB))
     figures += [
         Figure(f"{command}, twice the epochs, ratio", twice[1][command].seconds / cost.seconds, 2.2)
         for command, cost in both[-1][1].items()

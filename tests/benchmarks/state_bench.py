@@ -172,10 +172,10 @@ def enter(home: Home, spec: RunSpec, began_at: float) -> None:
     rounds = tuple(Round(index, ROUND_S, _allocations(spec.ensemble)) for index in range(ROUNDS))
     forecasts = tuple(Forecast(m.name, ROUNDS * ROUND_S, ROUNDS * ROUND_S) for m in spec.ensemble.members)
     plan = Plan(spec.planner, "makespan", spec.gpus, GPUS_PER_NODE, 3000.0, 2900.0, 1.03, rounds, forecasts)
-    job = Job(0, "hetctl-large", "17", JobState.RUNNING, spec.site.nodes, spec.wall_s, began_at)
+    job = Job(0, f"hetctl-{spec.run}", "17", JobState.RUNNING, spec.site.nodes, spec.wall_s, began_at)
     with Catalog.open(home.catalog) as catalog:
         catalog.add_run(spec, plan, began_at, job)
-        catalog.set_run_state(RUN, "running")
+        catalog.set_run_state(spec.run, "running")
 
 
 def _told_by_driver(spec: RunSpec, index: int, at: float, unfinished: int) -> Iterator[dict[str, Any]]:

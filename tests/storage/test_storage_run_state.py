@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -208,3 +211,48 @@ def test_node_seconds_are_those_of_jobs_from_start_to_end(lines, node_seconds):
     again = UsageFold()
     again.restore(json.loads(json.dumps(usage.rows())))
     assert usage.used(100.0).node_seconds == again.used(100.0).node_seconds == node_seconds
+
+
+EDITED = (
+    Member("new", stop=RULE),
+    *(Member(name, stop=StopRule("loss", max_epochs=9, patience=4)) for name in "ab"),
+    *MEMBERS[3:],
+)
+
+
+@given(st.data(), st.integers(0, 2))
+def test_a_state_with_edited_members_is_that_of_a_reader_who_begins_with_them(data, retries):
+    edited = Ensemble("e", "pytorch", Functions("m:i", "m:m"), EDITED, "/x")
+    lines = defaultdict(list)
+    for file in data.draw(histories()):
+        lines[file[0].source if file else DRIVER] += [
+            json.dumps({"kind": e.kind, "time": e.time, "round": e.round, **e.data}) for e in file
+        ]
+    # Files are read again from the start of a task on.
+    starts = [{"kind": "task_started", "time": 950.0, "round": 9, "member": m.name} for m in EDITED]
+    last = [json.dumps({**start, "gpus": 1, "placement": []}) for start in starts]
+    with TemporaryDirectory() as folder:
+        run = RunFolder(Path(folder)).create()
+        state = RunState(run, ENSEMBLE, RETRIES)
+        for source, written in lines.items():
+            seen = data.draw(st.integers(0, len(written)))
+            _append(run, source, written[:seen])
+            lines[source] = written[seen:]
+        state.refresh()
+        state.edit(edited, retries)
+        for source, written in {**lines, DRIVER: [*lines[DRIVER], *last]}.items():
+            _append(run, source, written)
+        assert state.refresh() == {member.name for member in EDITED}
+        fresh = RunState(run, edited, retries)
+        fresh.refresh()
+        assert state.progress == fresh.progress
+        assert list(state.progress) == [member.name for member in EDITED]
+        state.keep()
+        kept = RunState(run, edited, retries)
+        kept.refresh()
+        assert kept.progress == fresh.progress
+
+
+def _append(run, source, lines):
+    with run.events_of(source).open("a") as file:
+        file.writelines(f"{line}\n" for line in lines)

@@ -77,7 +77,7 @@ def add_members(project: Project, names: Sequence[str], ensemble: Ensemble) -> R
 
 
 def add_trial(project: Project, run: str | None, trial: str, name: str | None) -> RunTransition:
-    """Add a member to a run with the config of a trial.
+    """Add a member to a run with the config of a trial, and the stop rule of the run's first member.
 
     Parameters
     ----------
@@ -241,7 +241,9 @@ def _member_like(project: Project, catalog: Catalog, spec: RunSpec, trial: str, 
             "write its config into the ensemble file, and start another run with `hetctl submit --new`",
         )
     config = {**slot.config, **asked.record.config}
-    return replace(slot, name=name or of_search, config=config, search_objective=None)
+    # The trial's own rule ends with the epochs of its search.
+    rule = spec.ensemble.members[0].stop
+    return replace(slot, name=name or of_search, config=config, stop=rule, search_objective=None)
 
 
 def _with_rule(spec: RunSpec, chosen: Sequence[str], rule: Mapping[str, Any]) -> RunSpec:

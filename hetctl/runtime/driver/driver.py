@@ -451,15 +451,15 @@ class Driver:
         known = {**now, **{name: member for name, member in was.items() if name not in now}}
         ensemble = replace(self._spec.ensemble, members=tuple(known.values()))
         profiles = {profile.member: profile for profile in (*self._spec.profiles, *spec.profiles)}
-        self._spec = replace(
+        edited = replace(
             self._spec,
             ensemble=ensemble,
             profiles=tuple(profiles.values()),
             retries=spec.retries,
             edits=spec.edits,
         )
-        self._rounds.spec = self._spec
-        self._members.begin(self._spec)
+        self._members.edit(edited)
+        self._spec = self._rounds.spec = edited
         # One that has reached a limit that was raised is not done: it begins again then.
         return {name: EDITED for name in running if not known[name].stop.extends(was[name].stop)}
 

@@ -55,17 +55,19 @@ class RunMembers:
         self._on_failure, self._budget = on_failure, spec.budget
         self._folder, self._gpus, self._trials = folder, gpus, trials
         self._take_written = take_written
-        PATIENT.call(self.begin, spec)
+        self._state = PATIENT.call(RunState, folder, spec.ensemble, spec.retries)
+        self._take(spec)
+        PATIENT.call(self.read)
         self._began_at = time.time() if self._state.usage.began_at is None else self._state.usage.began_at
 
-    def begin(self, spec: RunSpec) -> None:
-        """Read the state of the run by a specification; OSError if the disk does not answer.
+    def edit(self, spec: RunSpec) -> None:
+        """Go on with the members of a specification, as users have edited them; errors as of `read`."""
+        self._state.edit(spec.ensemble, spec.retries)
+        self._take(spec)
+        self.read()
 
-        A running job begins again when users edit members: what follows from their events depends on them.
-        """
-        state = RunState(self._folder, spec.ensemble, spec.retries)
-        state.refresh()
-        self._state, self._spec = state, spec
+    def _take(self, spec: RunSpec) -> None:
+        self._spec = spec
         self._planned = {profile.member: profile for profile in spec.profiles}
         self._profiles = dict(self._planned)
         self._members = {member.name: member for member in spec.ensemble.members}
@@ -75,7 +77,6 @@ class RunMembers:
             self._gpus,
             in_lockstep=spec.sharing == LOCKSTEP,
         )
-        self._fold(set(state.progress))
 
     @property
     def began_at(self) -> float:
@@ -188,10 +189,7 @@ class RunMembers:
 
     def read(self) -> None:
         """Read new events from the disk; an OSError leaves the state as it was."""
-        self._fold(self._state.refresh(self._take_written()))
-
-    def _fold(self, changed: set[str]) -> None:
-        progress = self._state.progress
+        changed, progress = self._state.refresh(self._take_written()), self._state.progress
         # Read the search's requests and reports back, so that only what is on the disk counts.
         while self._trials and self._trials.advance(
             progress, self._state.usage.used(time.time()), self._run_s

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
+import sys
 
 import pytest
-from workbench import alive, driver_of, pretending, pretending_project, wait_for
+from workbench import TINY, alive, driver_of, new_project, pretending, pretending_project, wait_for
 
 from hetctl.app.run import edit_run
 from hetctl.storage.event_files import read_events
@@ -177,3 +180,30 @@ def test_what_does_not_fit_the_run_is_refused_whole(begin, arguments, said):
     assert said in project.here(*arguments, "--json").error["message"]
     assert read_spec(project.home.run("duo-001")) == before
     assert not project.home.run("duo-001").events_of("_requests").exists()
+
+
+def test_a_trial_becomes_a_member_that_no_file_has(tmp_path):
+    project = new_project(tmp_path / "project", "", environment={"HETCTL_SITE": "local"})
+    shutil.copy(TINY / "searched_script.py", project.path)
+    script = {"command": [sys.executable, "searched_script.py", "{learning_rate}", "{width}"]}
+    space = {"learning_rate": {"choice": [0.01, 0.1]}, "width": {"choice": [16]}}
+    search = {"method": "grid", "space": space, "epochs": 1, "max_gpus": 1}
+    stop = {"metric": "loss", "patience": 99, "max_epochs": 2}
+
+    def submit(**ensemble):
+        (project.path / "ensemble.yaml").write_text(json.dumps({**script, "stop": stop, **ensemble}))
+        assert project.here("submit", "--gpus", "1", "--wait").code == 0
+
+    submit(name="found", search=search)
+    first, second = asked(project, "search", "show", "--json")["trials"]
+    submit(name="plain", members=[{"name": "own", "config": {"learning_rate": 0.02, "width": 16}}])
+    asked(project, "add", "--from-trial", f"found-001:{first['member']}", "--name", "best")
+    asked(
+        project, "add", "plain-001", "--from-trial", f"found-001:{first['member']}", "--name", "own", code=2
+    )
+    assert asked(project, "submit", "--wait")["continued"]
+    status = asked(project, "status", "plain-001")
+    own, best = status["members"]
+    assert (own["state"], best["state"], best["config"]) == ("converged", "converged", first["config"])
+    assert best["epochs"] == 2 > first["epochs"]
+    asked(project, "add", "found-001", "--from-trial", f"found-001:{second['member']}", "--name", "x", code=2)
