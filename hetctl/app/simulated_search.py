@@ -47,7 +47,7 @@ class SimulatedSearch:
                 f"the samples of an epoch of {first.name} are not known, but searches count epochs",
                 "give samples_per_epoch in the ensemble file, or import rates with that column",
             )
-        self._method, self._last = search.method, search.epochs
+        self._method, self._last, self._metrics = search.method, search.epochs, 1 + len(search.also)
         # Configs do not matter here, and samplers take long to draw them.
         self._search = SearchRun(replace(search, sampler=None), max(1, gpus // first.min_gpus))
 
@@ -69,7 +69,8 @@ class SimulatedSearch:
         if name not in self._numbers:
             return []
         number = self._numbers[name]
-        self._search.report(self._search.trials[number], random.Random(f"{self._seed}:{number}").random())
+        draw = random.Random(f"{self._seed}:{number}")
+        self._search.report(self._search.trials[number], [draw.random() for _ in range(self._metrics)])
         return list(self._asked(UsedResources(gpu_s / 3600, now_s)))
 
     @property

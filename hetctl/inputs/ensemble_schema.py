@@ -134,6 +134,10 @@ class SearchModel(EntrySettings):
     mode: Literal["max", "min"] | None = Field(
         default=None, description="Direction in which that metric is better; null: as for stop rules."
     )
+    also: dict[Annotated[str, Field(min_length=1)], Literal["max", "min"]] = Field(
+        default_factory=dict,
+        description="Further metrics, each max or min: trials are ranked by the Pareto fronts of all.",
+    )
     epochs: int = Field(ge=1, description="Epochs of a trial that reaches the end.")
     min_epochs: int | None = Field(default=None, ge=1, description="asha: epochs of every trial; null: 1.")
     eta: int | None = Field(

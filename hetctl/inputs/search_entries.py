@@ -19,7 +19,7 @@ from hetctl.inputs.validation import value_of
 from hetctl.inputs.yaml_source import Location
 from hetctl.model.ensemble import Member, Objective, StopRule
 from hetctl.model.errors import BadInputError
-from hetctl.model.searches import USUAL_SAMPLER, NamedPart, SearchBudget, SearchSpec
+from hetctl.model.searches import STOPPING, USUAL_SAMPLER, NamedPart, SearchBudget, SearchSpec
 
 SEARCH: Location = ("search",)
 
@@ -60,10 +60,9 @@ def search_problems(model: EnsembleModel) -> Iterator[tuple[Location, str]]:
 
 def _value_problems(search: SearchModel) -> Iterator[tuple[Location, str]]:
     for key, how in search.space.items():
-        if search.method == "grid" and how.model_fields_set != {"choice"}:
-            yield (*SEARCH, "space", key), "must be a choice alone: a grid needs its values listed"
         yield from _space_problems(search, key, how)
     yield from _start_problems(search)
+    yield from _also_problems(search)
     for key in search.mutate or ():
         if key not in search.space:
             yield (*SEARCH, "mutate", key), f"is no key of space{suggestion(key, search.space)}"
@@ -78,7 +77,9 @@ def _value_problems(search: SearchModel) -> Iterator[tuple[Location, str]]:
 
 
 def _space_problems(search: SearchModel, key: str, how: SearchChoiceModel) -> Iterator[tuple[Location, str]]:
-    """Yield the errors in what stands beside a distribution."""
+    """Yield the errors in a key of the space, each with its place."""
+    if search.method == "grid" and how.model_fields_set != {"choice"}:
+        yield (*SEARCH, "space", key), "must be a choice alone: a grid needs its values listed"
     above = list(search.space)[: list(search.space).index(key)]
     for other, values in how.when.items():
         place = (*SEARCH, "space", key, "when", other)
@@ -92,6 +93,15 @@ def _space_problems(search: SearchModel, key: str, how: SearchChoiceModel) -> It
         yield (*SEARCH, "space", key, "prior"), "must be one of its values"
     if search.sampler is not None or search.method == "optuna":
         yield (*SEARCH, "space", key, "prior"), "does not go with a sampler of Optuna, which takes none"
+
+
+def _also_problems(search: SearchModel) -> Iterator[tuple[Location, str]]:
+    if search.also and search.pruner is not None:
+        yield (*SEARCH, "also"), "does not go with a pruner, which judges by one metric"
+    if search.also and search.variant == STOPPING:
+        yield (*SEARCH, "also"), "does not go with the variant stopping, which judges by one metric"
+    if search.metric in search.also:
+        yield (*SEARCH, "also", search.metric), "is the metric that the search goes by anyway"
 
 
 def _start_problems(search: SearchModel) -> Iterator[tuple[Location, str]]:
@@ -195,6 +205,7 @@ def _spec(search: SearchModel, seed: int) -> SearchSpec:
         pruner=pruner,
         seed=search.seed if "seed" in search.model_fields_set else seed,
         start=tuple(search.start),
+        also=dict(search.also),
         parallel=search.parallel,
         budget=value_of(SearchBudget, search.budget),
     )

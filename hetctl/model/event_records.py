@@ -97,7 +97,9 @@ FORMS: Mapping[str, type] = {
     "hop_plan": HopPlanMade,
     TRIAL: TrialRequested,
     # A trial without a loss has failed.
-    REPORT: _form(member=str, number=int, epochs=int, loss=(float | None, None)),
+    REPORT: _form(
+        member=str, number=int, epochs=int, loss=(float | None, None), more=(tuple[float, ...], ())
+    ),
     SEARCH_ENDED: _form(reason=str),
     "converged": _form(reason=str, duration_s=(float, 0.0)),
     "stopped": _form(reason=str, part_samples=(int, 0), duration_s=(float, 0.0)),

@@ -59,6 +59,8 @@ class SearchSpec:
         Distribution by key of the config, as in the ensemble file: ``{"log_uniform": [0.001, 0.1]}``.
     start : tuple of mapping
         Values of the first configs; what they leave out is drawn.
+    also : mapping of str to str
+        Further metrics, each with its better direction, ``max`` or ``min``.
     epochs : int
         Most epochs of a trial.
     settings : mapping
@@ -77,6 +79,7 @@ class SearchSpec:
     sampler: NamedPart | None = None
     pruner: NamedPart | None = None
     start: tuple[Mapping[str, Any], ...] = ()
+    also: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
     parallel: int | None = None
     budget: SearchBudget = field(default_factory=SearchBudget)
@@ -119,6 +122,10 @@ class TrialStatus:
         Best and newest value of the search's metric; None before the first epoch.
     parent : str or None
         Member whose checkpoint it began with.
+    also : mapping of str to float
+        Newest values of the search's further metrics.
+    on_front : bool
+        True if no trial has better newest values of all metrics of a search with several.
     """
 
     number: int
@@ -130,6 +137,8 @@ class TrialStatus:
     best: float | None
     last: float | None
     parent: str | None = None
+    also: Mapping[str, float] = field(default_factory=dict)
+    on_front: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,6 +158,8 @@ class SearchStatus:
     importance : mapping of str to float
         Importance of each key of the configs for the metric, as shares, the largest first; empty with too few
         trials or without Optuna.
+    also : mapping of str to str
+        Its further metrics, each with its better direction.
     """
 
     run: str
@@ -159,6 +170,7 @@ class SearchStatus:
     ended: str | None
     trials: tuple[TrialStatus, ...]
     importance: Mapping[str, float] = field(default_factory=dict)
+    also: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def measured(self) -> tuple[TrialStatus, ...]:

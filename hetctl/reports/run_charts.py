@@ -647,6 +647,32 @@ def configs_svg(found: Sequence[Configured], metric: str) -> str | None:
     return draw_svg("trials", f"configs and best {metric}", HEIGHT, draw)
 
 
+def pareto_svg(search: SearchStatus) -> str | None:
+    """Draw the newest values of a search's metrics, its metric across, with the front of each pair.
+
+    Returns None unless the search has several metrics, and two trials have values of all.
+    """
+    trials = [t for t in search.measured if t.last is not None and t.also.keys() == search.also.keys()]
+    if not search.also or len(trials) < 2:
+        return None
+    metrics = list(search.also)
+
+    def draw(figure: Figure, tips: Tips) -> None:
+        for axes, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True):
+            front = sorted((t.last, t.also[metric]) for t in trials if t.on_front)
+            if len(metrics) == 1:
+                axes.plot(*zip(*front, strict=True), color=GREY, linewidth=1.0, drawstyle="default")
+            for trial in trials:
+                colour = VIRIDIS(0.15) if trial.on_front else VIRIDIS(0.85)
+                dot = axes.scatter(trial.last, trial.also[metric], s=34, color=colour, alpha=0.9, zorder=3)
+                dot.set_gid(tips.add(_tip(trial, search.metric)))
+            axes.set_xlabel(search.metric)
+            axes.set_ylabel(metric)
+        figure.subplots_adjust(left=0.08, right=0.98, top=0.97, bottom=0.14, wspace=0.25)
+
+    return draw_svg("front", f"{search.metric} and {', '.join(metrics)} of the trials", HEIGHT, draw)
+
+
 def _draw_axes(axes: Axes, scales: Sequence[Scale]) -> None:
     for at, scale in enumerate(scales):
         axes.axvline(at, color=RULE, linewidth=1.0)

@@ -26,6 +26,7 @@ from hetctl.reports.run_charts import (
     configured,
     hop_section,
     learning_svgs,
+    pareto_svg,
     shares_svg,
     stage_svg,
 )
@@ -110,6 +111,12 @@ def _charts(status: RunStatus, search: SearchStatus | None, colours: Mapping[str
         yield Section(
             "Where the time went", about, shares_svg(status.shares), [*parts, (IDLE_MARK[0], "rest")]
         )
+    if search and (front := pareto_svg(search)):
+        about = (
+            "A dot for each trial, by its last values; the dark ones are on the Pareto front: no other trial"
+            " is as good in all of them, and better in one."
+        )
+        yield Section("Pareto front", about, front)
     if status.balances:
         about = (
             "Left: samples of each worker in a step; right: time of the slowest worker, with t*, the least"

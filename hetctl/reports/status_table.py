@@ -47,6 +47,8 @@ KEPT_WIDTH = 7
 HOURS, CONFIG, REASON = ">hours", "config", "reason of its end"
 PAGE_ONLY = frozenset({HOURS, CONFIG, REASON})
 """Columns of the member table that only a page has room for."""
+FRONT = "●"
+"""Mark of a trial on the Pareto front."""
 MOST_TRIALS = 5
 """Trials whose configs are shown, the best ones."""
 MOST_RANKS = 8
@@ -346,7 +348,8 @@ def describe_plan(plan: HopForecast) -> str:
 
 def search_table(search: SearchStatus, most: int) -> Section:
     """Return the best trials of a search, at most `most`, with their configs."""
-    shown = search.trials[:most]
+    front_first = sorted(search.trials, key=lambda trial: not trial.on_front)
+    shown = front_first[:most]
     rest = len(search.trials) - len(shown)
     rows = [
         (
@@ -355,13 +358,19 @@ def search_table(search: SearchStatus, most: int) -> Section:
             f"{trial.epochs}/{trial.asked}",
             format_metric(trial.best),
             format_metric(trial.last),
+            *(format_metric(trial.also.get(metric)) for metric in search.also),
+            *((FRONT if trial.on_front else "",) if search.also else ()),
             describe_config(trial.config),
             trial.parent or "",
         )
         for trial in shown
     ]
+    also = (*(f">last\n{metric}" for metric in search.also), "front") if search.also else ()
     best = "most" if search.mode == "max" else "least"
     notes: list[Note] = []
+    if search.also:
+        named = ", ".join((search.metric, *search.also))
+        notes += [(f"{FRONT} on the Pareto front of the last values of {named}; these come first", "dim")]
     if rest:
         notes += [(f"and {rest:,} more trials, which `hetctl search export` has", "dim")]
     if search.importance:
@@ -370,7 +379,7 @@ def search_table(search: SearchStatus, most: int) -> Section:
         f"run {search.run} · search {search.method}"
         f" · {len(search.trials)} of at most {search.max_trials} trials"
         f" · {best} {search.metric} first · {f'ended: {search.ended}' if search.ended else 'under way'}",
-        headers=("trial", "state", ">epochs", ">best", ">last", "config", "parent"),
+        headers=("trial", "state", ">epochs", ">best", ">last", *also, "config", "parent"),
         rows=rows,
         fold="config",
         gap=0,

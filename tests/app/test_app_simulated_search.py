@@ -63,7 +63,7 @@ def epochs_alone(ensemble, seed=0):
             done[request["number"]] = request["epochs"]
             asked += request["epochs"] - before
         for trial in search.waiting:
-            search.report(trial, random.Random(f"{seed}:{trial.number}").random())
+            search.report(trial, [random.Random(f"{seed}:{trial.number}").random()])
     return asked
 
 

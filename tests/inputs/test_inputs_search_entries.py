@@ -149,6 +149,13 @@ PBT = {"method": "pbt", "trials": 4, "epochs": 6, "every": 2, "space": ASHA["spa
             7,
             "does not go with method grid",
         ),
+        ({**ASHA, "also": {"size": "less"}}, 9, "must be 'max' or 'min'"),
+        (
+            {**ASHA, "also": {"size": "min"}, "variant": "stopping"},
+            9,
+            "does not go with the variant stopping",
+        ),
+        ({**ASHA, "metric": "f", "also": {"f": "min"}}, 10, "is the metric that the search goes by anyway"),
         (None, 1, "members: is required, unless there is a search"),
     ],
 )

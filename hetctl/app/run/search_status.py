@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from hetctl.methods.automl.optuna_study import (
     key_importance,
     update_study,
 )
+from hetctl.methods.automl.pareto import front_of
 from hetctl.methods.automl.search_run import search_space, study_space
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
@@ -72,18 +74,42 @@ def trials_of(status: RunStatus, ensemble: Ensemble, events: Sequence[Event]) ->
     trials = [
         _trial(search, request, members[name], status) for name, request in asked.items() if name in members
     ]
+    trials = with_front(trials, {objective.metric: objective.mode, **search.also})
     best_first = tuple(sorted(trials, key=lambda trial: members[trial.member].rank))
     ended = ends[-1] if ends else None
     return SearchStatus(
         *(status.run, search.method, objective.metric, objective.mode),
         *(len(search.members), ended, best_first),
+        also=search.also,
     )
+
+
+def with_front(trials: Sequence[TrialStatus], modes: Mapping[str, str]) -> list[TrialStatus]:
+    """Mark the trials on the Pareto front of the newest values of several metrics.
+
+    Parameters
+    ----------
+    modes : mapping of str to str
+        Better direction by metric; the first is that of `TrialStatus.last`.
+    """
+    if len(modes) == 1:
+        return list(trials)
+    signs = [-1.0 if mode == "max" else 1.0 for mode in modes.values()]
+    known = {
+        trial.number: tuple(sign * value for sign, value in zip(signs, values, strict=True))
+        for trial in trials
+        if trial.last is not None and len(values := (trial.last, *trial.also.values())) == len(modes)
+        if all(map(math.isfinite, values))
+    }
+    front = {*front_of(known)}
+    return [replace(trial, on_front=trial.number in front) for trial in trials]
 
 
 def _trial(
     search: SearchSpec, request: TrialRequested, member: MemberStatus, status: RunStatus
 ) -> TrialStatus:
     history = status.history[member.member]
+    newest = history[-1].metrics if history else {}
     return TrialStatus(
         number=request.number,
         member=member.member,
@@ -92,8 +118,9 @@ def _trial(
         epochs=member.epochs,
         asked=request.epochs,
         best=member.best,
-        last=history[-1].metrics.get(member.metric) if history else None,
+        last=newest.get(member.metric),
         parent=search.members[request.parent.trial] if request.parent else None,
+        also={metric: newest[metric] for metric in search.also if metric in newest},
     )
 
 
@@ -103,10 +130,12 @@ def trials_as_csv(search: SearchStatus) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     fixed = ["trial", "state", "epochs", "asked", f"best_{search.metric}", f"last_{search.metric}", "parent"]
-    writer.writerow([*fixed, *keys])
+    also = [*(f"last_{metric}" for metric in search.also), "on_front"] if search.also else []
+    writer.writerow([*fixed, *also, *keys])
     for trial in sorted(search.trials, key=lambda trial: trial.number):
         figures = [trial.member, trial.state, trial.epochs, trial.asked, trial.best, trial.last, trial.parent]
-        writer.writerow([*figures, *(trial.config.get(key) for key in keys)])
+        more = [*map(trial.also.get, search.also), trial.on_front] if search.also else []
+        writer.writerow([*figures, *more, *(trial.config.get(key) for key in keys)])
     return text.getvalue()
 
 

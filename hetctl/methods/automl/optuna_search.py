@@ -48,6 +48,8 @@ class OptunaSource:
         Arguments of that class, with all required ones except a seed.
     start : tuple of mapping
         Values of the first configurations; what they leave out is drawn.
+    metrics : int
+        Number of losses of a report.
     """
 
     space: Space
@@ -55,6 +57,7 @@ class OptunaSource:
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     start: tuple[Config, ...] = ()
+    metrics: int = 1
 
     def __post_init__(self) -> None:
         with _refuse_optuna_errors(SAMPLERS, self.sampler):
@@ -64,7 +67,7 @@ class OptunaSource:
         """Draw and report some trials: only these use options and import packages."""
         study = self.new_study()
         for loss in TRIED_LOSSES:
-            study.tell(self._ask(study)[0], loss)
+            study.tell(self._ask(study)[0], [loss] * self.metrics)
 
     def _ask(self, study: Any) -> tuple[Any, Config]:
         """Return a new trial with its configuration; keys whose conditions do not hold are not drawn."""
@@ -90,7 +93,8 @@ class OptunaSource:
 
     def new_study(self) -> Any:
         """Return a study with the sampler in its initial state; BadInputError if that fails."""
-        study = _study_of(sampler=_optuna_part(SAMPLERS, self.sampler, self.options, self.seed))
+        sampler = _optuna_part(SAMPLERS, self.sampler, self.options, self.seed)
+        study = _study_of(sampler=sampler, directions=["minimize"] * self.metrics)
         for given in self.start:
             study.enqueue_trial(dict(given))
         return study
@@ -124,9 +128,11 @@ class OptunaSource:
             for event in history.events[seen:]:
                 if isinstance(event, Report):
                     if event.trial in drawn:
-                        state = TrialState.FAIL if event.loss is None else TrialState.COMPLETE
+                        failed = event.loss is None
+                        state = TrialState.FAIL if failed else TrialState.COMPLETE
+                        values = None if failed else [event.loss, *event.more]
                         # A trial reports again after more epochs, but Optuna takes a single result.
-                        study.tell(drawn[event.trial], event.loss, state, skip_if_finished=True)
+                        study.tell(drawn[event.trial], values, state, skip_if_finished=True)
                 elif event.parent is None and event.number not in drawn:
                     check_draw(event)
             seen = len(history.events)

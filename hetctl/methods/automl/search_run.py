@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,7 @@ def _source(search: SearchSpec) -> TrialSource:
     space = search_space(search)
     if search.sampler is not None:
         named = search.sampler
-        return OptunaSource(space, named.name, search.seed, named.options, search.start)
+        return OptunaSource(space, named.name, search.seed, named.options, search.start, 1 + len(search.also))
     if search.method != "grid":
         return RandomSource(space, search.seed, search.start)
     return GridSource({key: one for key, one in space.items() if isinstance(one, Categorical)})
@@ -181,12 +181,21 @@ class SearchRun:
         """Return the member's name of a trial."""
         return self._search.members[trial.number]
 
-    def report(self, trial: Trial, loss: float | None) -> dict[str, Any] | None:
-        """Take a trial's result; return the fields of its event, or None if it does not count."""
-        if not self._procedure.tell(Report(trial.number, trial.epochs, loss)):
+    def report(self, trial: Trial, losses: Sequence[float] | None) -> dict[str, Any] | None:
+        """Take a trial's result; return the fields of its event, or None if it does not count.
+
+        Parameters
+        ----------
+        losses : sequence of float or None
+            Loss by each metric of the search; None: the trial failed.
+        """
+        loss, *more = losses or (None,)
+        if not self._procedure.tell(Report(trial.number, trial.epochs, loss, tuple(more))):
             return None
         # Every event names its trial by `number`.
         fields = encode(self._procedure.history.events[-1])
+        if not self._search.also:
+            del fields["more"]
         return {"member": self.member_of(trial), "number": fields.pop("trial"), **fields}
 
     def requests(self, resources: UsedResources) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
+from hetctl.methods.automl.pareto import Losses, pareto_order
 from hetctl.model.errors import BadInputError
 
 Value = bool | int | float | str | None
@@ -175,11 +176,14 @@ class Report:
         Number and total epochs of the trial, as requested.
     loss : float or None
         Loss after these epochs; lower is better. None or not finite for a failed trial.
+    more : tuple of float
+        Losses by further metrics; empty if the trial failed or the search has a single metric.
     """
 
     trial: int
     epochs: int
     loss: float | None
+    more: Losses = ()
 
 
 TrialEvent = Trial | Report
@@ -203,6 +207,9 @@ class TrialHistory:
         self._waiting: dict[int, Trial] = {}
         self._ranked: dict[int, list[tuple[float, int]]] = defaultdict(list)
         self._reported: dict[int, int] = defaultdict(int)
+        self._more: dict[int, dict[int, Losses]] = defaultdict(dict)
+        self._orders: dict[int, tuple[int, list[int]]] = {}
+        """Order of a rung's trials with several losses, with the number of its reports."""
         for event in events:
             if isinstance(event, Trial):
                 self.ask(event)
@@ -222,13 +229,26 @@ class TrialHistory:
         return self._rungs.get(epochs, {})
 
     def ranked(self, epochs: int, numbers: Iterable[int] | None = None) -> list[int]:
-        """Return the trials with a finite loss after these epochs, the best first."""
+        """Return the trials with a finite loss after these epochs, the best first.
+
+        With several losses the trials of better Pareto fronts come first, see `pareto_order`.
+        """
         wanted = None if numbers is None else set(numbers)
-        return [n for _, n in self._ranked[epochs] if wanted is None or n in wanted]
+        more = self._more.get(epochs)
+        order = self._order(epochs, more) if more else [n for _, n in self._ranked[epochs]]
+        return [n for n in order if wanted is None or n in wanted]
 
     def reported(self, epochs: int) -> int:
         """Return the number of trials that have reported after these epochs."""
         return self._reported[epochs]
+
+    def _order(self, epochs: int, more: Mapping[int, Losses]) -> list[int]:
+        # It takes long with many trials, and is asked for again and again.
+        if self._orders.get(epochs, (0, []))[0] != len(more):
+            rung = self.rung(epochs)
+            points = {number: (rung[number] or 0.0, *losses) for number, losses in more.items()}
+            self._orders[epochs] = len(more), pareto_order(points)
+        return self._orders[epochs][1]
 
     def ask(self, trial: Trial) -> None:
         """Add a requested trial."""
@@ -255,9 +275,11 @@ class TrialHistory:
         # A trial that was given up may still report; the decision that followed stands.
         if rung[report.trial] is not None:
             return False
-        if report.loss is None or not math.isfinite(report.loss):
+        if report.loss is None or not all(map(math.isfinite, (report.loss, *report.more))):
             # The history is saved as JSON, which has neither NaN nor infinity.
-            report = replace(report, loss=None)
+            report = replace(report, loss=None, more=())
+        if report.more:
+            self._more[report.epochs][report.trial] = report.more
         loss = rung[report.trial] = math.inf if report.loss is None else report.loss
         self._reported[report.epochs] += 1
         if loss < math.inf:

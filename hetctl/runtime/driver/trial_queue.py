@@ -132,7 +132,7 @@ class TrialQueue:
         for trial in self._search.waiting:
             name = self._search.member_of(trial)
             if self._is_done(trial, progress[name]) and not self._is_busy(name):
-                fields = self._search.report(trial, self._loss(name, trial, progress[name]))
+                fields = self._search.report(trial, self._losses(name, trial, progress[name]))
                 if fields is not None:
                     events.write(REPORT, **fields)
                     is_new = True
@@ -149,16 +149,17 @@ class TrialQueue:
         is_over = progress.failed or progress.converged or progress.withheld == CANCELLED
         return bool(is_over) or progress.last_epoch >= trial.epochs
 
-    def _loss(self, name: str, trial: Trial, progress: Progress) -> float | None:
-        """Return the metric after the requested epochs, negated if more is better; None if the trial failed.
+    def _losses(self, name: str, trial: Trial, progress: Progress) -> list[float] | None:
+        """Return the metrics after the requested epochs, negated if more is better; None if the trial failed.
 
         A command may train further before it stops; a converged trial has fewer epochs.
         """
-        objective = self._slots[name].objective
-        values = [e.metrics.get(objective.metric) for e in progress.epochs if e.epoch <= trial.epochs]
-        if progress.failed or progress.withheld or not values or values[-1] is None:
+        objective, search = self._slots[name].objective, self._spec.ensemble.search
+        modes = {objective.metric: objective.mode, **(search.also if search else {})}
+        done = [e.metrics for e in progress.epochs if e.epoch <= trial.epochs]
+        if progress.failed or progress.withheld or not done or not modes.keys() <= done[-1].keys():
             return None
-        return -values[-1] if objective.mode == "max" else values[-1]
+        return [-done[-1][metric] if mode == "max" else done[-1][metric] for metric, mode in modes.items()]
 
     def _inherit(self, trial: Trial) -> None:
         """Give a trial its parent's checkpoint and epochs, unless it has begun.

@@ -53,9 +53,9 @@ def driven(spec: SearchSpec, *, restarts: bool) -> tuple[list[tuple[str, Any]], 
         if restarts:
             run = SearchRun(spec, 2, events)
         trial = run.waiting[0]
-        told = run.report(trial, loss_of(trial))
+        told = run.report(trial, [loss_of(trial)])
         assert told is not None
-        assert run.report(trial, 0.0) is None
+        assert run.report(trial, [0.0]) is None
         events.append((REPORT, told))
         if restarts:
             run = SearchRun(spec, 2, events)
@@ -124,7 +124,7 @@ def test_a_budget_lets_trials_end_and_begins_none(
     assert list(run.requests(resources)) == []
     assert run.reason_to_end(resources) is None
     for trial in run.waiting:
-        run.report(trial, 1.0)
+        run.report(trial, [1.0])
     assert run.reason_to_end(resources) == reason
 
 

@@ -45,7 +45,7 @@ NODE = Node("localhost", tuple(range(SLOTS)), None)
 WORK = """
 import json, os, signal, sys, time
 from pathlib import Path
-from hetctl.runtime.agent import agent_process
+from hetctl.runtime.agent import agent, agent_process
 from hetctl.runtime.agent.__main__ import main
 from hetctl.runtime.worker.messages import TRAIN
 from hetctl.runtime.worker.group import Group, join_group
@@ -87,6 +87,16 @@ def work(assignment, context):
         if not how.get("silent"): context.heartbeat()
     ranks.barrier_and_close()
 
+class Meter:
+    # It grows by 10 J on slot 0 with each look, by 20 J on slot 1, ..
+    def __init__(self, numbers, gpus, of_node):
+        assert (gpus, of_node) == ((), 4)
+        self.numbers, self.looks = numbers, 0
+    def used_j(self):
+        self.looks += 1
+        return {number: 10.0 * (number + 1) * self.looks for number in self.numbers}
+
+agent.EnergyMeter = Meter
 worker.WORK = {TRAIN: work}
 imported = []  # by the template of this process
 agent_process.preload_framework = imported.append
@@ -218,6 +228,31 @@ def test_ranks_stay_and_form_group_after_group(job):
     job.end_of("alone", "other")
     assert (job.at_work("alone"), job.at_work("other")) == ([second], [first, third])
     assert job.rank_pool.free_nodes() == (NODE,)
+
+
+def test_groups_have_the_energy_of_their_slots_while_they_work(job):
+    job.start("before", 0)
+    job.end_of("before")
+    job.start("pair", 0, 2, steps=10_000)
+    job.start("one", 1, steps=10_000)
+    groups = job.rank_pool._running
+    wait_for(lambda: job.rank_pool.reap() == [] and all((g.energy_j or 0) >= 120 for g in groups.values()))
+    job.enough()
+    pair, one = job.end_of("pair", "one")
+    # Slots 0 and 2 use 40 J between two heartbeats, slot 1 uses 20 J.
+    assert (pair.energy_j % 40, one.energy_j % 20) == (0, 0)
+    assert abs(pair.energy_j / 40 - one.energy_j / 20) <= 1
+
+
+def test_a_new_agent_counts_energy_from_nothing(job):
+    job.start("one", 1, steps=10_000)
+    group = job.rank_pool._running["one"]
+    wait_for(lambda: job.rank_pool.reap() == [] and group.energy_j)
+    before = group.energy_j
+    job.rank_pool.on_energy({("localhost", 1): 7.0, ("elsewhere", 1): 99.0})
+    assert group.energy_j == before + 7.0
+    job.enough()
+    job.end_of("one")
 
 
 @pytest.mark.parametrize("result", sorted(URGENT - {"visited", "saved"}))

@@ -75,7 +75,7 @@ def expected(project) -> dict:
         trial = run.waiting[0]
         rate, width = trial.config["learning_rate"], trial.config["width"]
         losses[trial.number, trial.epochs] = abs(rate - 0.02) + 1 / (trial.epochs + width)
-        run.report(trial, losses[trial.number, trial.epochs])
+        run.report(trial, [losses[trial.number, trial.epochs]])
     return {"configs": {trial.number: trial.config for trial in run.trials}, "losses": losses}
 
 
@@ -195,6 +195,48 @@ def test_a_search_goes_by_its_own_metric(tmp_path):
     assert (shown["metric"], shown["mode"]) == ("fit", "max")
     assert [trial["best"] for trial in shown["trials"]] == [0.1, 0.1, 0.01, 0.01]
     assert sorted(study_of(project).best_params.items())[0] == ("learning_rate", 0.1)
+
+
+def test_a_search_by_several_metrics_has_a_front(tmp_path):
+    project = project_of(tmp_path / "project", "asha", metric="fit", mode="max", also={"loss": "min"})
+    assert submitted(project).code == 0
+    reports = told(project, "trial_report")
+    assert all(len(report["more"]) == 1 for report in reports)
+    shown = project.here("search", "show", "--json").json
+    values = {each["number"]: (-each["last"], each["also"]["loss"]) for each in shown["trials"]}
+    front = {each["number"] for each in shown["trials"] if each["on_front"]}
+    worse = {
+        n
+        for n, (a, b) in values.items()
+        if any(x <= a and y <= b for x, y in values.values() if (x, y) != (a, b))
+    }
+    assert front == values.keys() - worse
+    assert "on the Pareto front" in project.here("search", "show").stdout
+    assert project.here("report", "-o", "page.html").code == 0
+    assert "Pareto front" in (project.path / "page.html").read_text()
+    rows = list(csv.DictReader(project.here("search", "export").stdout.splitlines()))
+    assert {int(row["trial"].rpartition("-")[2]) for row in rows if row["on_front"] == "True"} == front
+
+
+def test_a_trial_that_is_cancelled_ends_and_a_paused_one_waits(tmp_path):
+    project = project_of(
+        tmp_path / "project", "asha", epochs=200, eta=2, min_epochs=100, trials=3, parallel=3
+    )
+    started = project.start("submit", "--gpus", "2", "--wait", "--json")
+    wait_for(lambda: project.home.run(RUN).path.exists() and len(told(project, "trial")) == 3)
+    wait_for(lambda: project.here("status", "--json").json["states"]["trial-000"] == "training")
+    assert project.here("pause", "trial-000").code == 0
+    assert project.here("cancel", "trial-001").code == 0
+    started.wait(240)
+    by_number = {event["number"]: event["loss"] for event in told(project, "trial_report")}
+    assert by_number[1] is None
+    assert 2 in by_number
+    status = project.here("status", "--json").json
+    assert (status["states"]["trial-000"], status["states"]["trial-001"]) == ("paused", "cancelled")
+    assert status["state"] == "stopped"
+    assert project.here("resume", "trial-000").code == 0
+    assert submitted(project).code == 0
+    assert told(project, "search_ended")
 
 
 def test_a_search_without_its_metric_fails_with_the_cause(tmp_path):
