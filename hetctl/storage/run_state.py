@@ -13,7 +13,7 @@ from hetctl.model.interpreter import frozen_afterwards
 from hetctl.model.run import RunSpec
 from hetctl.model.searches import SEARCH_ENDED, TRIAL
 from hetctl.model.serialization import decode, encode
-from hetctl.model.training_progress import EpochResult, Progress, TimedRate
+from hetctl.model.training_progress import PAUSED, EpochResult, Progress, TimedRate
 from hetctl.storage.event_log import EventLog
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import OF_DRIVERS, MemberFold, ProgressFold, member_of
@@ -165,9 +165,11 @@ class RunState:
 
     @property
     def has_work(self) -> bool:
-        """True if a member needs training, or the run's search may ask for more."""
+        """True if a member needs training, or the run's search may ask for more without paused trials."""
         searches = self._ensemble.search is not None and self.facts.search_ended is None
-        return searches or any(member.active for member in self.progress.values())
+        if any(member.active for member in self.progress.values()):
+            return True
+        return searches and not any(member.withheld == PAUSED for member in self.progress.values())
 
     @property
     def reached_at(self) -> float:

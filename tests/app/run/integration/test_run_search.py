@@ -227,7 +227,7 @@ def test_a_trial_that_is_cancelled_ends_and_a_paused_one_waits(tmp_path):
     wait_for(lambda: project.here("status", "--json").json["states"]["trial-000"] == "training")
     assert project.here("pause", "trial-000").code == 0
     assert project.here("cancel", "trial-001").code == 0
-    started.wait(240)
+    started.communicate(timeout=240)
     by_number = {event["number"]: event["loss"] for event in told(project, "trial_report")}
     assert by_number[1] is None
     assert 2 in by_number
