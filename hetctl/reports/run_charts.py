@@ -24,7 +24,7 @@ from hetctl.model.run_status import (
     TaskSpan,
     TimeShares,
 )
-from hetctl.model.searches import SearchStatus
+from hetctl.model.searches import SearchStatus, TrialStatus
 from hetctl.model.training_progress import EpochResult
 from hetctl.reports.figures import Tips, draw_svg, time_unit
 from hetctl.reports.gantt import HOPS, gantt_section
@@ -648,7 +648,7 @@ def configs_svg(found: Sequence[Configured], metric: str) -> str | None:
 
 
 def pareto_svg(search: SearchStatus) -> str | None:
-    """Draw the newest values of a search's metrics, its metric across, with the front of each pair.
+    """Draw the newest values of a search's metrics, its metric across, with the front of two metrics.
 
     Returns None unless the search has several metrics, and two trials have values of all.
     """
@@ -661,16 +661,21 @@ def pareto_svg(search: SearchStatus) -> str | None:
         for axes, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True):
             front = sorted((t.last, t.also[metric]) for t in trials if t.on_front)
             if len(metrics) == 1:
-                axes.plot(*zip(*front, strict=True), color=GREY, linewidth=1.0, drawstyle="default")
+                axes.plot(*zip(*front, strict=True), color=GREY, linewidth=1.0)
             for trial in trials:
                 colour = VIRIDIS(0.15) if trial.on_front else VIRIDIS(0.85)
                 dot = axes.scatter(trial.last, trial.also[metric], s=34, color=colour, alpha=0.9, zorder=3)
-                dot.set_gid(tips.add(_tip(trial, search.metric)))
+                dot.set_gid(tips.add(_pareto_tip(trial, search.metric)))
             axes.set_xlabel(search.metric)
             axes.set_ylabel(metric)
         figure.subplots_adjust(left=0.08, right=0.98, top=0.97, bottom=0.14, wspace=0.25)
 
     return draw_svg("front", f"{search.metric} and {', '.join(metrics)} of the trials", HEIGHT, draw)
+
+
+def _pareto_tip(trial: TrialStatus, metric: str) -> str:
+    values = [f"{name} {format_metric(value)}" for name, value in {metric: trial.last, **trial.also}.items()]
+    return " · ".join((trial.member, *values, f"{trial.epochs} epochs", describe_config(trial.config)))
 
 
 def _draw_axes(axes: Axes, scales: Sequence[Scale]) -> None:
