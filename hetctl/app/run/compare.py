@@ -10,6 +10,7 @@ from typing import Any
 from hetctl.app.project import Project
 from hetctl.app.run.run_list import runs_of
 from hetctl.app.run.select_run import named_run
+from hetctl.model.interpreter import frozen_afterwards
 from hetctl.model.run_results import Difference, MemberResult, RunComparison
 from hetctl.model.seed_groups import PairedSeeds, groups_of, paired
 from hetctl.model.serialization import rows_in_full
@@ -31,6 +32,11 @@ def compare_runs(project: Project, names: Sequence[str]) -> RunComparison:
     BadInputError
         If there is no such run, or its folder is gone.
     """
+    with frozen_afterwards():
+        return _comparison(project, names)
+
+
+def _comparison(project: Project, names: Sequence[str]) -> RunComparison:
     folders = [named_run(project, name) for name in dict.fromkeys(names)]
     lines = {line.run: line for line in runs_of(project, {folder.name for folder in folders})}
     # Decoding the specifications of large runs takes longer than all else.

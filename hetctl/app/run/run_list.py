@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hetctl.app.project import Project
 from hetctl.catalog.stored_runs import ListedRun, listed_runs
+from hetctl.model.interpreter import frozen_afterwards
 from hetctl.model.job import UNDER_WAY
 from hetctl.model.run_results import RunLine
 from hetctl.storage.run_files import read_spec
@@ -18,7 +19,8 @@ def runs_of(project: Project, names: Container[str] | None = None) -> list[RunLi
     """Return all runs, or the named ones, the newest first; only those under way are asked about."""
     project.require_catalog()
     listed = listed_runs(project.home.catalog)
-    return [_line(project, run) for run in reversed(listed) if names is None or run.name in names]
+    with frozen_afterwards():
+        return [_line(project, run) for run in reversed(listed) if names is None or run.name in names]
 
 
 def _line(project: Project, run: ListedRun) -> RunLine:
@@ -28,12 +30,11 @@ def _line(project: Project, run: ListedRun) -> RunLine:
         return line
     if run.state in UNDER_WAY:
         # Imported here: most runs have ended.
-        from hetctl.app.run.status import RunWatch
+        from hetctl.app.run.status import state_and_summary
 
-        watch = RunWatch(project, run.name)
-        state = watch.poll(0).state
-        return replace(line, state=state, results=watch.summary)
-    if summary := known_summary(folder):
-        return replace(line, results=summary)
+        state, summary = state_and_summary(project, run.name)
+        return replace(line, state=state, results=summary)
+    if known := known_summary(folder):
+        return replace(line, results=known)
     spec = read_spec(folder)
     return replace(line, results=summary_of(state_in(folder, spec), spec))

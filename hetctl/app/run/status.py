@@ -27,6 +27,7 @@ from hetctl.model.searches import SearchStatus
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_files import read_live_metrics
 from hetctl.storage.run_results import summary_of
+from hetctl.storage.run_state import RunState, state_in
 from hetctl.storage.stage_fold import StageLog
 from hetctl.storage.visit_fold import VisitLog
 from hetctl.storage.visit_totals import totals_of
@@ -89,12 +90,6 @@ class RunWatch:
         """True if the batch system did not answer the last query."""
         return bool(self._answer[1])
 
-    @property
-    def summary(self) -> RunSummary:
-        """Results of the run as a whole by the last poll."""
-        assert self._view is not None
-        return summary_of(self._view.state, self._view.spec)
-
     def poll(self, most: int | None = None, order: str = "") -> RunStatus:
         """Return the present status, of at most `most` members or, by default, of all.
 
@@ -118,7 +113,7 @@ class RunWatch:
         # The batch system is asked every few seconds only, or when the files have news of jobs.
         if asking or news != self._seen:
             self._seen, self._asked_at = news, time.monotonic()
-            self._answer = self._ask(record, jobs, view.state.facts.jobs)
+            self._answer = _asked(self._project, record, jobs, view.state.facts.jobs)
         status = _status(record, *self._answer, view, most, order)
         if self._stages:
             status = replace(status, pipelines=pipeline_statuses(self._stages.refresh(), status.history))
@@ -194,17 +189,43 @@ class RunWatch:
             self._stages = StageLog(folder, record.spec.pipelines) if record.spec.pipelines else None
         return self._view
 
-    def _ask(
-        self, record: RunRecord, jobs: Sequence[Job], events: Sequence[Event]
-    ) -> tuple[Sequence[Job], str]:
-        """Return the jobs with present states, or with the last known ones and the reason."""
-        try:
-            claimant = claimant_in(self._project.home.run(record.spec.run))
-            batch = self._project.batch_system(record.spec.site)
-            return current_jobs(jobs, batch, events, claimant=claimant), ""
-        except BatchSystemError as error:
-            # Status must work while the batch system does not: the run's files say most of it.
-            return jobs, f"state of the jobs as last seen: {error.message}"
+
+def state_and_summary(project: Project, run: str) -> tuple[str, RunSummary]:
+    """Return the state of a run and its results as a whole, without what only its members' rows need."""
+    return PATIENT.call(_state_and_summary, project, run)
+
+
+def _state_and_summary(project: Project, run: str) -> tuple[str, RunSummary]:
+    record, known = known_run(project, run)
+    state = state_in(project.home.run(run), record.spec)
+    jobs, events = _ended(record, *_asked(project, record, known, state.facts.jobs), state)
+    alive = [job for job in jobs if not job.state.over]
+    return _state(record, alive, events)[0], summary_of(state, record.spec)
+
+
+def _asked(
+    project: Project, record: RunRecord, jobs: Sequence[Job], events: Sequence[Event]
+) -> tuple[Sequence[Job], str]:
+    """Return the jobs with present states, or with the last known ones and the reason."""
+    try:
+        claimant = claimant_in(project.home.run(record.spec.run))
+        batch = project.batch_system(record.spec.site)
+        return current_jobs(jobs, batch, events, claimant=claimant), ""
+    except BatchSystemError as error:
+        # Status must work while the batch system does not: the run's files say most of it.
+        return jobs, f"state of the jobs as last seen: {error.message}"
+
+
+def _ended(
+    record: RunRecord, jobs: Sequence[Job], note: str, state: RunState
+) -> tuple[Sequence[Job], Sequence[Event]]:
+    """Return the jobs, some of which have ended by the run's files, and the events that say so."""
+    facts = state.facts
+    events = in_order([*facts.jobs, facts.last] if facts.last else facts.jobs)
+    # The script of its last job ends the run, and itself a moment later.
+    is_over = record.state in (*ENDED, STOPPED, STALLED)
+    done = not state.has_work
+    return ended_by_files(jobs, events, done=done, silent=bool(note) or is_over), events
 
 
 def _start(record: RunRecord, view: RunView) -> float:
@@ -216,13 +237,8 @@ def _start(record: RunRecord, view: RunView) -> float:
 def _status(
     record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, most: int | None, order: str
 ) -> RunStatus:
-    spec, facts = record.spec, view.state.facts
-    start = _start(record, view)
-    done = not view.state.has_work
-    events = in_order([*facts.jobs, facts.last] if facts.last else facts.jobs)
-    # The script of its last job ends the run, and itself a moment later.
-    is_over = record.state in (*ENDED, STOPPED, STALLED)
-    jobs = ended_by_files(jobs, events, done=done, silent=bool(note) or is_over)
+    spec, start = record.spec, _start(record, view)
+    jobs, events = _ended(record, jobs, note, view.state)
     alive = [job for job in jobs if not job.state.over]
     # A run that has ended does not take longer, even if its last job is still ending.
     goes_on = record.state in UNDER_WAY
