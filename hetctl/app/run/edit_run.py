@@ -193,7 +193,8 @@ def _edit(
         new, changed = continued(project, catalog, spec, now, replace(requested, modules=KEPT))
         if not changed:
             raise BadInputError(
-                f"run {spec.run} has nothing to change", "give options, or edit the ensemble file first"
+                f"run {spec.run} has nothing to change",
+                "give options, or edit the ensemble file first; `hetctl add` adds its new members",
             )
         # The modules of a later submit are its user's choice.
         given = {key: word for key, word in new.given.items() if key != MODULES or key in spec.given}

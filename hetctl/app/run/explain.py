@@ -139,7 +139,9 @@ def _next_step(status: RunStatus, name: str, shown: str, ends: Sequence[Event]) 
     if shown in ("paused", "cancelled"):
         return f"`hetctl resume {status.run} {name}` trains it again"
     if shown == "converged":
-        return "a larger max_epochs or patience, or another target, in the ensemble file lets it train on"
+        return (
+            f"`hetctl change {status.run} {name} --max-epochs N`, or --patience or --target, lets it train on"
+        )
     if shown == TRAINING:
         return f"`hetctl logs {status.run} {name} -f` follows it"
     return GO_ON.get(status.state, "")

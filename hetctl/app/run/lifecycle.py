@@ -241,7 +241,7 @@ def _refuse_under_way(run: str, jobs: Sequence[Job]) -> None:
     for job in jobs:
         raise LockedError(
             f"run {run} is under way in job {job.batch_id} ({job.state.value})",
-            "follow it with `hetctl status --watch`; to change it, `hetctl cancel` it first;"
+            "follow it with `hetctl status --watch`; `hetctl add`, `drop` and `change` edit it;"
             " `hetctl submit --new` starts another",
         )
 

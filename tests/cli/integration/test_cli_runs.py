@@ -134,7 +134,7 @@ def test_members_are_explained(project):
     done = project.here("explain", "duo-001", "a", "--json").json
     assert (done["state"], done["log_tail"]) == ("converged", [])
     assert "its stop rule is met: all epochs done" in done["reasons"]
-    assert "max_epochs" in done["next_step"]
+    assert "hetctl change duo-001 a --max-epochs N" in done["next_step"]
     failed = project.here("explain", "a", "--json").json
     assert (failed["run"], failed["state"]) == ("duo-002", "failed")
     assert failed["reasons"][0] == "it failed: no such layer"
