@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,11 @@ def table(quick: bool = False) -> Table:
         for seed in range(2 if quick else SEEDS):
             found.append(_measured(Path(name), seed))
             print(seed, found[-1], flush=True)
+    return table_of(found)
+
+
+def table_of(found: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the table of seeds from 0 on."""
     rows = [
         (str(seed), *(f"{one[way]:.4f}" for way in (BEST_MEMBER, *AVERAGES)), one["expected"])
         for seed, one in enumerate(found)
