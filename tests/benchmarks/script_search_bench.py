@@ -40,9 +40,9 @@ search:
 NOTE = """\
 `hetctl profile` and `hetctl submit --wait` of a PyTorch script on {slots} slots of one node. Its epochs
 take 3 s and more, and it goes on from its checkpoints: ASHA with {trials} trials of 1, 3 or {last} epochs.
-Start-up is the time from the launch of a start to its first step. Both ranks wait for the import once; its
-share is one of all seconds of slots. At the end {load:.1f} processes wanted the {cores} cores of the machine,
-in the mean of a minute.\
+Start-up is the time from the launch of a start to its first step. Both ranks wait once for the rest of the
+import, which begins before them; its share is one of all seconds of slots. At the end {load:.1f} processes
+wanted the {cores} cores of the machine, in the mean of a minute.\
 """
 
 
@@ -75,7 +75,7 @@ def table(quick: bool = False) -> Table:
             ("measured, s", f"{measured_s:.1f}"),
             ("starts", str(len(others) + 1)),
             ("first start-up, s", f"{first.record.startup_s:.2f}"),
-            ("of that, import, s", f"{import_s:.2f}"),
+            ("of that, wait for the import, s", f"{import_s:.2f}"),
             ("median of the others, s", f"{later:.2f}"),
         ),
         (
