@@ -376,8 +376,9 @@ def test_an_empty_answer_just_after_the_submission(slurm_cluster, tmp_path):
     run = Run(slurm_cluster, tmp_path, PATH=path)
     run.submit()
     for _ in range(3):
-        assert run.project.hetctl("status", "--json").json["state"] in ("queued", "running")
-        assert run.project.hetctl("advance", "--json").json["state"] in ("queued", "running")
+        # On a slow machine the job has ended well before the third question.
+        assert run.project.hetctl("status", "--json").json["state"] in ("queued", "running", "finished")
+        assert run.project.hetctl("advance", "--json").json["state"] in ("queued", "running", "finished")
     assert run.finish() == ["finished"]
     clear(slurm_cluster)
 

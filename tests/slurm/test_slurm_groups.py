@@ -16,7 +16,7 @@ from workbench import ProjectFolder, wait_for
 
 from hetctl.runtime.data.node_exchange import NodeStream
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.runtime.worker.member_trainer import GENERATORS
+from hetctl.runtime.worker.member_trainer import GENERATORS, PREDICTIONS
 from hetctl.storage.paths import member_folder
 from hetctl.storage.progress_fold import events_in
 
@@ -56,7 +56,8 @@ def test_a_group_on_two_nodes_equals_one_rank_with_larger_batch(slurm_cluster, t
     (one,), _ = train_on(framework, 1, RANKS * BATCH, CONFIG, tmp_path, samples=SAMPLES, seed=seed)
     group = CheckpointFolder(member_folder(project.home.checkpoints, "wide-001", "m")).load().arrays
     others = {f"{GENERATORS}{rank}" for rank in range(1, RANKS)}
-    assert group.keys() == one.keys() | others
+    predictions = {f"{PREDICTIONS}{name}" for name in ("outputs", "targets")}
+    assert group.keys() == one.keys() | others | predictions
     for name, array in one.items():
         np.testing.assert_allclose(group[name], array, rtol=2e-4, atol=2e-5, err_msg=name)
 

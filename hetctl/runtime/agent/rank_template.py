@@ -146,7 +146,11 @@ def _serve_forks(
     while True:
         ready = {key.fd for key, _ in selector.select()}
         if control.fileno() in ready:
-            message, descriptors, _, _ = socket.recv_fds(control, LONGEST_MESSAGE, 1)
+            try:
+                message, descriptors, _, _ = socket.recv_fds(control, LONGEST_MESSAGE, 1)
+            # The agent was killed before it had read all reports (unix(7)).
+            except ConnectionResetError:
+                return 0
             if not message:
                 return 0
             binding = replace(parse(Binding, message), pythons=pythons.requests.fileno())
@@ -184,7 +188,9 @@ def _fork_rank(binding: Binding, channel: socket.socket, serve: Serve, inherited
 
 
 def _report(control: socket.socket, event: TemplateReady | RankStart | RankEnd) -> None:
-    control.send(json.dumps(encode(event)).encode())
+    # The loop sees the agent's end.
+    with suppress(BrokenPipeError):
+        control.send(json.dumps(encode(event)).encode())
 
 
 def run_to_the_end(body: Callable[[], int]) -> None:

@@ -59,9 +59,10 @@ class TensorFlow(Framework):
 
         The GPU's memory is allocated on demand.
         """
-        # After its first operation TensorFlow accepts no other numbers of threads.
-        tf.config.threading.set_intra_op_parallelism_threads(len(cores))
-        tf.config.threading.set_inter_op_parallelism_threads(len(cores))
+        # After its first operation, as in a notebook, TensorFlow accepts no other numbers of threads.
+        with suppress(RuntimeError):
+            tf.config.threading.set_intra_op_parallelism_threads(len(cores))
+            tf.config.threading.set_inter_op_parallelism_threads(len(cores))
         if device is not None and (gpus := tf.config.list_physical_devices("GPU")):
             # The other GPUs stay visible: NCCL would lose its fast paths without them.
             tf.config.set_visible_devices(gpus[device], "GPU")

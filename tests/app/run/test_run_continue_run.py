@@ -349,7 +349,7 @@ def test_what_is_under_way_cannot_be_changed(project, slurm):
     locked = project.here("submit", "--account", "ml-43", "--json")
     assert (locked.code, locked.error["kind"]) == (6, "locked")
     assert "job 2" in locked.error["message"]
-    assert "hetctl cancel" in locked.error["hint"]
+    assert "`change`" in locked.error["hint"]
     assert spec_of(project) == before
 
 

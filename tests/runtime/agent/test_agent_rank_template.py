@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import signal
 import socket
 import sys
@@ -101,6 +102,19 @@ def test_ranks_end_with_their_template():
     os.waitpid(template_pid, 0)
     wait_for(lambda: not rank.alive)
     assert template.receive() is None
+    channel.close()
+
+
+def test_a_template_ends_quietly_when_its_reports_are_not_read(capfd):
+    template = imported()
+    pid, channel = fork(template)
+    template_pid = int(channel.recv(100).split()[1])
+    os.kill(pid, signal.SIGKILL)
+    # The end of the rank is reported.
+    assert select.select([template], [], [], 60)[0]
+    template.close()
+    assert os.waitpid(template_pid, 0)[1] == 0
+    assert capfd.readouterr().err == ""
     channel.close()
 
 
