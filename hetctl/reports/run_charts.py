@@ -576,7 +576,7 @@ class Scale:
         distinct = sorted(set(values))
         even = [back(start + length * i / (TICKS - 1)) for i in range(TICKS)]
         marks = distinct if len(distinct) <= MOST_MARKED else even
-        self.ticks = [(self._height(mark), f"{mark:.3g}") for mark in marks]
+        self.ticks = [(self._height(mark), f"{mark:.4g}") for mark in marks]
 
     def _of_choices(self, names: list[str]) -> None:
         heights = {name: i / (len(names) - 1) if len(names) > 1 else 0.5 for i, name in enumerate(names)}
