@@ -262,6 +262,26 @@ def wait_for(condition, seconds: float = 120.0, rest: float = 9.0):
     return found
 
 
+def states(project: ProjectFolder) -> dict[str, str]:
+    """Return the state of each member of the newest run."""
+    return {m["member"]: m["state"] for m in project.here("status", "--json").json["members"]}
+
+
+def asked(project: ProjectFolder, *arguments: str, code: int = 0):
+    """Run a command in this process; return its JSON."""
+    answer = project.here(*arguments, "--json")
+    assert answer.code == code, answer.stdout
+    return answer.json
+
+
+def cancel_all(projects):
+    """Cancel the newest run of each project, and check all its runs once its processes have ended."""
+    for project in projects:
+        project.here("cancel")
+        wait_for(lambda project=project: not alive(str(project.path)))
+        project.check_runs()
+
+
 def alive(text: str) -> list[int]:
     """The processes that have a text on their command line, zombies left out."""
     found = []

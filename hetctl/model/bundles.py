@@ -1,4 +1,4 @@
-"""What a bundle says of a run: digests of its data, the versions of packages, and differences here."""
+"""Contents of a run's bundle: digests of its data, the versions of packages, and differences here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Origin:
-    """What the results of a run depend on besides its specification and code.
+    """Origin of a run's results besides its specification and code.
 
     Parameters
     ----------

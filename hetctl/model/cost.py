@@ -1,4 +1,4 @@
-"""What a run costs: hours of nodes and GPUs that its jobs hold, the site's charge for them, and energy."""
+"""Cost of a run: hours of nodes and GPUs that its jobs hold, the site's charge for them, and energy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ JOULES_PER_KWH = 3.6e6
 
 @dataclass(frozen=True)
 class Billing:
-    """What a site charges for a job, and the footprint of its electricity."""
+    """Rule by which a site charges for jobs, and the footprint of its electricity."""
 
     unit: Annotated[
         str, Key("Unit that jobs are charged for: whole nodes, or the GPUs of a job.", choices=(NODES, GPUS))

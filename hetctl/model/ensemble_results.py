@@ -17,7 +17,7 @@ SOUPS = (UNIFORM_SOUP, GREEDY_SOUP)
 
 
 class OutputForm(enum.Enum):
-    """What the outputs of a network are."""
+    """Form of a network's outputs."""
 
     LOGITS = "logits"
     PROBABILITIES = "probabilities"

@@ -45,7 +45,7 @@ END_MARKERS = {"converged": "o", "failed": "X"}
 
 @dataclass(frozen=True)
 class _Axis:
-    """What curves are drawn over.
+    """Horizontal axis of curves.
 
     Parameters
     ----------

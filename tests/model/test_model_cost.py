@@ -1,4 +1,4 @@
-"""What a site charges for a run."""
+"""The site's charge for a run."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Terminal:
 
     @property
     def screen(self) -> str:
-        """What was drawn last, without colours."""
+        """Last drawn screen, without colours."""
         return CODE.sub("", self.read().rpartition(HOME)[2])
 
     @property

@@ -9,7 +9,17 @@ import signal
 import sys
 
 import pytest
-from workbench import TINY, alive, driver_of, new_project, pretending, pretending_project, wait_for
+from workbench import (
+    TINY,
+    asked,
+    cancel_all,
+    driver_of,
+    new_project,
+    pretending,
+    pretending_project,
+    states,
+    wait_for,
+)
 
 from hetctl.app.run import edit_run
 from hetctl.storage.event_files import read_events
@@ -40,20 +50,7 @@ def begin(tmp_path):
         return project
 
     yield start
-    for project in projects:
-        project.here("cancel")
-        wait_for(lambda project=project: not alive(str(project.path)))
-        project.check_runs()
-
-
-def states(project) -> dict[str, str]:
-    return {m["member"]: m["state"] for m in project.here("status", "--json").json["members"]}
-
-
-def asked(project, *arguments: str, code: int = 0):
-    answer = project.here(*arguments, "--json")
-    assert answer.code == code, answer.stdout
-    return answer.json
+    cancel_all(projects)
 
 
 def starts(project, member: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from workbench import alive, pretending, pretending_project, wait_for
+from workbench import asked, cancel_all, pretending, pretending_project, states, wait_for
 
 ENDLESS = "{epochs: 400}"
 
@@ -21,20 +21,7 @@ def begin(tmp_path):
         return project
 
     yield start
-    for project in projects:
-        project.here("cancel")
-        wait_for(lambda project=project: not alive(str(project.path)))
-        project.check_runs()
-
-
-def states(project) -> dict[str, str]:
-    return {m["member"]: m["state"] for m in project.here("status", "--json").json["members"]}
-
-
-def asked(project, *arguments: str, code: int = 0):
-    answer = project.here(*arguments, "--json")
-    assert answer.code == code, answer.stdout
-    return answer.json
+    cancel_all(projects)
 
 
 def test_a_member_leaves_a_running_job_and_returns_without_a_restart_of_others(begin):
