@@ -95,6 +95,7 @@ def profile_command(
     time: int | None,
     queue: str | None,
     account: str | None,
+    job_options: dict[str, str] | None,
     launch: str | None,
 ) -> None:
     """Measure the training rate of every member on 1, 2, .. GPUs, with many points per job.
@@ -117,7 +118,9 @@ def profile_command(
     from hetctl.cli.profile_display import ProfileDisplay, describe_cost
 
     project = this_project()
-    known, machine = ensemble_and_site(project, ensemble, site, account=account, launch=launch)
+    known, machine = ensemble_and_site(
+        project, ensemble, site, account=account, job_options=job_options, launch=launch
+    )
     # The usual size, since nothing is known of the work.
     size = job_size(machine, gpus, time, queue)
     # A time in the environment is meant for jobs of runs, which end with checkpoints.

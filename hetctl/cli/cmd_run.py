@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from hetctl.model.ensemble import Ensemble
 
 
-SITE_AND_SIZE = {"ensemble", "site", "account", "launch", "gpus", "time", "queue"}
+SITE_AND_SIZE = {"ensemble", "site", "account", "job_options", "launch", "gpus", "time", "queue"}
 NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode"}
 """Options of planning that are not the planner's own."""
 OF_RUNS = {"retries", "chain", "replay", "track"}
@@ -57,7 +57,14 @@ OF_SUBMIT = {"ensemble", "dry_run", "wait", "new", "modules", *OF_BUDGET, *OF_RU
 @click.option("--dry-run", is_flag=True, help="Print the script and the submit command; write nothing.")
 @click.option("--wait", is_flag=True, help="Follow the run to its end; Ctrl-C leaves it running.")
 @click.option("--new", is_flag=True, help="Start a new run even if another could continue.")
-@click.option("--chain", is_flag=True, help="Queue each next job behind the running one.")
+@click.option(
+    "--chain",
+    metavar="[N]",
+    type=click.IntRange(min=1),
+    is_flag=False,
+    flag_value=1,
+    help="Queue each next job behind the running one; with N, queue N jobs now, each behind the one before.",
+)
 @click.option(
     "--retries",
     metavar="N",
@@ -177,7 +184,7 @@ def _requested(context: click.Context) -> RequestedOptions:
     # Options such as --json are no parameters of the command.
     said = given_options(context, also_variables=True)
     given = {name: context.params[name] for name in said if name in context.params}
-    of_run = {"site", "account", "launch", "gpus", "queue", "planner", "sharing", "mode", *OF_RUNS}
+    of_run = {*SITE_AND_SIZE - {"ensemble", "time"}, "planner", "sharing", "mode", *OF_RUNS}
     return RequestedOptions(
         **{name: given[name] for name in of_run & given.keys()},
         wall_s=given.get("time"),

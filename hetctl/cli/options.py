@@ -47,6 +47,16 @@ def given_options(context: click.Context, *, also_variables: bool = False) -> li
     return [name for name in names if context.get_parameter_source(name) in said]
 
 
+def _job_options(
+    _context: click.Context, _parameter: click.Parameter, words: tuple[str, ...]
+) -> dict[str, str] | None:
+    """Return the options of ``NAME=VALUE``; None, which means not given, without any."""
+    pairs = [word.partition("=") for word in words]
+    if wrong := [name for name, _, value in pairs if not (name and value)]:
+        raise click.BadParameter(f"{wrong[0]!r} is not NAME=VALUE, such as qos=debug")
+    return {name.replace("-", "_"): value for name, _, value in pairs} or None
+
+
 @contextmanager
 def called(command: click.Command, options: Mapping[str, Any]) -> Iterator[click.Context]:
     """Enter the context of a command that Python calls with options, whose names have ``_`` for ``-``.
@@ -124,6 +134,14 @@ site_options = _together(
     ),
     click.option("--queue", metavar="NAME", envvar="HETCTL_QUEUE", help="Use this queue or partition."),
     click.option("--account", metavar="NAME", envvar="HETCTL_ACCOUNT", help="Charge this account."),
+    click.option(
+        "--job-option",
+        "job_options",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=_job_options,
+        help="Submit jobs with this option, such as qos=debug. May be given several times.",
+    ),
     click.option(
         "--launch",
         type=click.Choice(["nodes", "members"]),
@@ -252,6 +270,7 @@ def plan_request(
     time: int | None,
     queue: str | None,
     account: str | None,
+    job_options: Mapping[str, str] | None,
     launch: str | None,
     planner: str,
     sharing: str | None,
@@ -265,7 +284,7 @@ def plan_request(
     from hetctl.app.plan.planning import PlanRequest
     from hetctl.model.run import CACHED, NONE, Budget
 
-    machine = site_of(project, members, site, account=account, launch=launch)
+    machine = site_of(project, members, site, account=account, job_options=job_options, launch=launch)
     given = {name: value for name, value in options.items() if value is not None}
     refuse_conflicts(members.name, *(f"--{name.replace('_', '-')}" for name in given), mode=mode)
     given.setdefault("balance", members.balance.mode)
@@ -283,15 +302,22 @@ def warn(project: Project, request: PlanRequest) -> None:
 
 
 def ensemble_and_site(
-    project: Project, ensemble: str | None, site: str | None, **keys: str | None
+    project: Project, ensemble: str | None, site: str | None, **keys: Any
 ) -> tuple[Ensemble, Site]:
     """Return the ensemble, and the site with the given keys of its file; errors as of `site_of`."""
     members = project.ensemble(ensemble)
     return members, site_of(project, members, site, **keys)
 
 
-def site_of(project: Project, members: Ensemble, site: str | None, **keys: str | None) -> Site:
-    """Return the site of an ensemble's jobs, with the given keys of its file.
+def site_of(
+    project: Project,
+    members: Ensemble,
+    site: str | None,
+    *,
+    job_options: Mapping[str, str] | None = None,
+    **keys: str | None,
+) -> Site:
+    """Return the site of an ensemble's jobs, with the given keys of its file, and options of jobs.
 
     Raises
     ------
@@ -304,7 +330,8 @@ def site_of(project: Project, members: Ensemble, site: str | None, **keys: str |
     from hetctl.app.profile.catalog_profiles import IMPORTED
 
     named: dict[str, Any] = {key: value for key, value in keys.items() if value is not None}
-    machine = replace(project.site(site), **named)
+    machine = project.site(site)
+    machine = replace(machine, job_options={**machine.job_options, **(job_options or {})}, **named)
     if members.framework == IMPORTED:
         raise BadInputError(
             f"ensemble {members.name} is an imported rate table: it has no networks to train",

@@ -56,6 +56,8 @@ class BatchSystemEntry:
         Unit of its time limits in seconds.
     least_query_interval_s : float
         Least interval in seconds between queries while a run is watched.
+    job_options : mapping of str to str
+        Its options for jobs, up to their values, by the names that they have in `job_options` of a site file.
     """
 
     name: str
@@ -72,6 +74,7 @@ class BatchSystemEntry:
     optional_commands: Mapping[str, str] = field(default_factory=dict)
     time_unit_s: int = 1
     least_query_interval_s: float = 10.0
+    job_options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def runs_here(self) -> bool:
@@ -104,6 +107,14 @@ SLURM = BatchSystemEntry(
         "sacct": "states of jobs that squeue no longer lists",
         "sacctmgr": "accounts and QOSes",
     },
+    # https://slurm.schedmd.com/sbatch.html
+    job_options={
+        name: f"--{name.replace('_', '-')}="
+        for name in (
+            *("begin", "comment", "constraint", "licenses", "mail_type", "mail_user"),
+            *("nodelist", "qos", "reservation"),
+        )
+    },
 )
 LSF = BatchSystemEntry(
     name="lsf",
@@ -118,5 +129,13 @@ LSF = BatchSystemEntry(
     commands=("bsub", "bjobs", "bkill", "bqueues"),
     optional_commands={"bhist": "states of jobs that bjobs no longer lists"},
     time_unit_s=60,
+    # https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=bsub-options
+    job_options={
+        "begin": "-b ",
+        "comment": "-Jd ",
+        "mail_user": "-u ",
+        "qos": "-sla ",
+        "reservation": "-U ",
+    },
 )
 BATCH_SYSTEMS: dict[str, BatchSystemEntry] = {entry.name: entry for entry in (LOCAL, SLURM, LSF)}

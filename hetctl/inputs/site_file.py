@@ -96,9 +96,13 @@ def _problems(site: Site) -> Iterator[tuple[Location, str]]:
         if nodes <= most.get(queue.name, 0):
             yield ("queues",), f"entries of queue '{queue.name}' must have rising max_nodes"
         most[queue.name] = nodes
+        if (queue.min_nodes or 1) > nodes:
+            yield ("queues",), f"min_nodes of queue '{queue.name}' must be at most its max_nodes"
     of_types = sum(node_type.nodes for node_type in site.node_types)
     if site.node_types and of_types != site.nodes:
         yield ("node_types",), f"must add up to nodes ({site.nodes}), got {of_types}"
+    if site.gpu_cores and len(site.gpu_cores) != site.gpus_per_node:
+        yield ("gpu_cores",), f"must have an entry for each of the {site.gpus_per_node} GPUs of a node"
     yield from links_problems(site.links) if site.links else ()
     yield from _timeouts_problems(site.timeouts)
 

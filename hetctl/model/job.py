@@ -168,7 +168,7 @@ class RunReason(enum.Enum):
     JOB_ALIVE = "`hetctl advance` finds a job of it waiting or running"
     CONVERGED = "every member has converged"
     MEMBERS_FAILED = "no member is left to train, and some failed"
-    BUDGET = "a budget is used up"
+    BUDGET = "a budget is used up, or its queue permits no chain of jobs"
     NO_PROGRESS = "the disk is full, or two jobs in a row got nothing done"
     PAUSED = "no member is left to train but paused ones"
     CANCELLED = "`hetctl cancel`"

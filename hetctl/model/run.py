@@ -114,6 +114,8 @@ class RunSpec:
         Seconds before the limit at which trainers are asked to write a checkpoint.
     chain : bool
         If true, each job submits the next one as soon as it starts.
+    ahead : int
+        Jobs that a command queues at once, each behind the one before.
     retries : int
         Failed tasks without a finished epoch after which a member is still retried.
     checkpoints : str
@@ -138,8 +140,9 @@ class RunSpec:
     revision : str
         Revision of the ensemble's folder when its modules were taken, as Git describes it; empty: none.
     given : mapping
-        Values that the user gave for `site` (a name, or an absolute path), `account`, `launch`, `queue`
-        and `planner`, which take precedence when the site file changes, and for `modules`.
+        Values that the user gave for `site` (a name, or an absolute path), `account`, `launch`, `queue`,
+        `planner` and `job_options` (as JSON), which take precedence when the site file changes, and for
+        `modules`.
     earlier_jobs : int
         Number of jobs before `hetctl submit` last continued the run; these cannot stall it.
     edits : int
@@ -177,11 +180,17 @@ class RunSpec:
     edits: int = 0
     edited: Mapping[str, MemberEdit] = field(default_factory=dict)
     track: str = ""
+    ahead: int = 1
     schema_version: int = SCHEMA_VERSION
 
     def cost(self, node_seconds: float) -> Cost:
         """Return the cost of jobs of the run, by the time of all their nodes in seconds."""
         return self.site.cost(node_seconds, self.gpus)
+
+    @property
+    def may_chain(self) -> bool:
+        """True if the queue permits that a job submits or awaits another one."""
+        return all(queue.chain for queue in self.site.queues if queue.name == self.queue)
 
     @property
     def nodes(self) -> int:

@@ -37,6 +37,12 @@ Word = Annotated[
     ),
 ]
 Variable = Annotated[str, Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "must be the name of an environment variable")]
+CpuList = Annotated[
+    str,
+    Pattern(
+        r"[0-9]{1,5}(-[0-9]{1,5})?(,[0-9]{1,5}(-[0-9]{1,5})?)*", "must be a list of cores such as 49-55,113"
+    ),
+]
 Interface = Annotated[
     str,
     Pattern(
@@ -57,6 +63,43 @@ class Queue:
         int | None,
         Key("Maximum wall-clock time of one job, such as 2h, 90m or 2:00:00; null: no limit.", form=DURATION),
     ] = None
+    min_nodes: Annotated[int | None, Key("Minimum number of nodes of one job; null: no limit.", ge=1)] = None
+    max_jobs: Annotated[
+        int | None, Key("Maximum number of a user's jobs in the queue; null: no limit.", ge=1)
+    ] = None
+    max_running: Annotated[
+        int | None, Key("Maximum number of a user's jobs that run at a time; null: no limit.", ge=1)
+    ] = None
+    chain: Annotated[bool, Key("False where a job must not submit or await another one.")] = True
+
+
+GRES, GPUS_PER_NODE, LEFT_OUT = "gres", "gpus-per-node", "none"
+
+
+@dataclass(frozen=True)
+class ResourceRequest:
+    """Options by which Slurm's jobs and steps request the resources of a node."""
+
+    gpus: Annotated[
+        str,
+        Key(
+            "GPUs: by --gres or --gpus-per-node; none where jobs get whole nodes.",
+            choices=(GRES, GPUS_PER_NODE, LEFT_OUT),
+        ),
+    ] = GRES
+    memory: Annotated[
+        str, Key("Memory: by --mem; none where jobs get whole nodes.", choices=("mem", LEFT_OUT))
+    ] = "mem"
+    cores: Annotated[
+        str,
+        Key(
+            "Cores of jobs: --mincpus, or --cpus-per-task of one task a node; none: one task on whole nodes.",
+            choices=("mincpus", "cpus-per-task", LEFT_OUT),
+        ),
+    ] = "mincpus"
+
+
+USUAL_REQUEST = ResourceRequest()
 
 
 @dataclass(frozen=True)
@@ -254,6 +297,10 @@ class Site:
     gpu_memory: Annotated[
         Bytes | None, Key("Memory of each GPU, such as 16GB; null: not taken into account.")
     ] = None
+    gpu_cores: Annotated[
+        tuple[CpuList, ...],
+        Key("Cores near each GPU in the order of their numbers, where no management library tells them."),
+    ] = ()
     links: Annotated[
         NodeLinks | None, Key("Bandwidth and latency between GPUs, for pipelines; null: unknown.")
     ] = None
@@ -282,6 +329,21 @@ class Site:
     billing: Annotated[
         Billing, Key("Charge for jobs, by which costs are told, and CO2 of the electricity.")
     ] = USUAL_BILLING
+    request: Annotated[ResourceRequest, Key("Options that request a node's resources.")] = USUAL_REQUEST
+    job_options: Annotated[
+        Mapping[Word, Line],
+        Key("Options of jobs by name, such as qos or reservation; --job-option goes over them."),
+    ] = field(default_factory=dict)
+    requeue: Annotated[
+        bool, Key("True if the batch system may requeue jobs of runs, which then go on from checkpoints.")
+    ] = False
+    query_interval_s: Annotated[
+        float | None,
+        Key(
+            "Least time between queries of the batch system by a command that watches; null: 10s.",
+            form=DURATION,
+        ),
+    ] = None
     submit_by: Annotated[
         str,
         Key(
@@ -372,6 +434,11 @@ class Site:
     def cores_per_gpu(self) -> int:
         """Cores per GPU, at least one."""
         return max(1, self.cores_per_node // self.gpus_per_node)
+
+    @property
+    def requests_gpus(self) -> bool:
+        """True if jobs and steps request GPUs by an option."""
+        return self.device == "gpu" and self.request.gpus != LEFT_OUT
 
     @property
     def requested_cores(self) -> int:

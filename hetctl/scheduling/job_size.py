@@ -48,9 +48,8 @@ def bins_of(site: Site, queues: Sequence[Queue]) -> list[QueueBin]:
     bins: list[QueueBin] = []
     for queue in queues:
         below = [b.most_nodes for b in bins if b.queue.name == queue.name]
-        bins.append(
-            QueueBin(queue, max(below, default=0) + 1, min(queue.max_nodes or site.nodes, site.nodes))
-        )
+        least = max(queue.min_nodes or 1, max(below, default=0) + 1)
+        bins.append(QueueBin(queue, least, min(queue.max_nodes or site.nodes, site.nodes)))
     return [b for b in bins if b.least_nodes <= b.most_nodes]
 
 

@@ -25,7 +25,7 @@ SHIPPED = [
     *("frontier", "lassen", "local", "lsf", "lumi", "perlmutter"),
     *("slurm", "slurm-docker", "summit", "summitdev"),
 ]
-KEYS = [field.name for field in fields(SiteFile) if field.name not in ("name", "extends")]
+KEYS = [field.name.removesuffix("_s") for field in fields(SiteFile) if field.name not in ("name", "extends")]
 TEXT = """\
 batch_system: slurm
 launcher: srun

@@ -45,6 +45,13 @@ def test_bins_of_one_queue_follow_one_another():
     assert bins_of(site(), (*SUMMIT, other))[-1].least_nodes == 1
 
 
+def test_a_queue_for_large_jobs_takes_no_small_ones():
+    prod = Queue("prod", 496, 24 * HOUR, min_nodes=10)
+    (only,) = bins_of(site((prod,)), (prod,))
+    assert (only.takes(9, HOUR), only.takes(10, HOUR)) == (False, True)
+    assert chosen(site((prod,)), members(2)).size.nodes == 10
+
+
 def test_a_bin_takes_no_fewer_nodes_than_its_own():
     small, middle, _ = bins_of(site(), SUMMIT)
     assert small.takes(10, 2 * HOUR)

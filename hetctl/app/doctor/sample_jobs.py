@@ -181,6 +181,8 @@ CAUSES = {
     "TMPDIR": "environment",
     "the environment": "environment",
     "a directive": "directives",
+    "job option": "job_options",
+    "launch: members": "request",
     "no queue": "queues",
     "nodes; the launcher": "launcher",
     "jsrun needs equally": "launcher",

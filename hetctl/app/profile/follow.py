@@ -143,6 +143,8 @@ class InterruptibleJobs:
     ----------
     lock : ProjectLock
         Lock of the project, which this process has.
+    interval_s : float or None
+        Same as in `follow`.
     """
 
     project: Project
@@ -151,6 +153,7 @@ class InterruptibleJobs:
     lock: ProjectLock
     interruptions: Interruptions
     observer: ProfileMonitor
+    interval_s: float | None = None
 
     def submit(
         self,
@@ -196,7 +199,7 @@ class InterruptibleJobs:
             with self.interruptions.heeded():
                 follow(
                     *(self.batch, jobs, points, self.observer.progressed),
-                    *(self.interruptions.check, self.project.waits.profile_poll_s),
+                    *(self.interruptions.check, self.project.waits.profile_poll_s, self.interval_s),
                 )
         except Interruption as interruption:
             self._end(interruption, [job.id for job in jobs])
@@ -232,6 +235,7 @@ def follow(
     on_progress: Callable[[int, int], None],
     check: Callable[[], None],
     poll_s: float,
+    interval_s: float | None = None,
 ) -> None:
     """Poll the jobs' files until all jobs are over; query the batch system at growing intervals.
 
@@ -243,10 +247,12 @@ def follow(
         Function that raises a signal that has arrived.
     poll_s : float
         Time in seconds between two reads of the files.
+    interval_s : float or None
+        Interval between queries in seconds, where the site sets it.
     """
     sources = {point.source for point in points}
     waiting = list(jobs)
-    for ask in moments_to_ask():
+    for ask in moments_to_ask(interval_s):
         waiting = under_way(batch, waiting) if ask else [job for job in waiting if not job.has_returned]
         ended = set().union(*(ended_in(job.folder) for job in jobs))
         on_progress(len(ended & sources), len(sources))
@@ -256,19 +262,23 @@ def follow(
         time.sleep(poll_s)
 
 
-def moments_to_ask(clock: Callable[[], float] = time.monotonic) -> Iterator[bool]:
+def moments_to_ask(
+    interval_s: float | None = None, clock: Callable[[], float] = time.monotonic
+) -> Iterator[bool]:
     """Yield true at each poll of the files at which the batch system is to be queried as well.
 
     Parameters
     ----------
+    interval_s : float or None
+        Same as in `follow`.
     clock : callable
         Clock that returns seconds.
     """
-    pause, asked_at = FIRST_PAUSE_S, clock()
+    pause, asked_at = interval_s or FIRST_PAUSE_S, clock()
     while True:
         due = clock() >= asked_at + pause
         if due:
-            pause, asked_at = min(2 * pause, LONGEST_PAUSE_S), clock()
+            pause, asked_at = interval_s or min(2 * pause, LONGEST_PAUSE_S), clock()
         yield due
 
 

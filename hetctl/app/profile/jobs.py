@@ -202,7 +202,10 @@ def submit(
         If it refused.
     """
     ensemble, site, most = command.ensemble, command.site, command.max_concurrent
-    shares, seconds = split(points, command.jobs), command.command_s or USUAL_COMMAND_S
+    queue = command.size.queue
+    # More jobs than run at a time would only start more often.
+    shares = split(points, min(command.jobs, queue.max_running or command.jobs))
+    seconds = command.command_s or USUAL_COMMAND_S
     # Unique at the batch system: by these names the next command finds the jobs that a crash leaves.
     token = uuid.uuid4().hex[:12]
     record = ProfileJobs(
@@ -233,8 +236,8 @@ def submit(
                 folder=RunFolder(folder),
                 name=name,
                 site=site,
-                queue=command.size.queue,
-                nodes=nodes_of(points, site.gpus_per_node),
+                queue=queue,
+                nodes=max(queue.min_nodes or 1, nodes_of(points, site.gpus_per_node)),
                 wall_s=record.wall_s,
                 home=project.home.path,
                 after=ids[-most] if most and len(ids) >= most else None,

@@ -40,7 +40,7 @@ from hetctl.model.ensemble import COMMAND, Ensemble
 from hetctl.model.errors import BadInputError, BatchSystemError
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.profile import PreprocessPoint, ProfilePoint, RateShape, shapes_of
-from hetctl.model.site import Site
+from hetctl.model.site import Queue, Site
 from hetctl.storage.profile_request import ProfileTarget
 
 
@@ -174,7 +174,7 @@ def profiling(
     InterruptedCommandError
         After SIGINT, SIGTERM or SIGHUP.
     """
-    _refuse_too_many(command.jobs, command.site)
+    _refuse_too_many(command.jobs, command.site, command.size.queue)
     if command.command_s is not None:
         refuse_conflicts(command.ensemble.name, "--for", *features_of(command.ensemble))
     # Signals are kept from here on, so that none leaves a job without its record.
@@ -186,19 +186,25 @@ def profiling(
         # A killed command may have left measured points on the disk.
         ingest_all(catalog, home.profiles)
         batch, monitor = project.batch_system(command.site), observer or ProfileMonitor()
-        jobs = InterruptibleJobs(project, batch, catalog, lock, interruptions, monitor)
+        interval_s = command.site.query_interval_s
+        jobs = InterruptibleJobs(project, batch, catalog, lock, interruptions, monitor, interval_s)
         try:
             yield jobs
         except Interruption as interruption:
             raise_interrupted(interruption, "the command ended", "`hetctl profile` continues from here")
 
 
-def _refuse_too_many(jobs: int, site: Site) -> None:
-    if site.max_queued_jobs is not None and jobs > site.max_queued_jobs:
-        raise BadInputError(
-            f"--jobs {jobs}: site {site.name} permits {site.max_queued_jobs} queued jobs per user",
-            f"lower it to --jobs {site.max_queued_jobs}, or correct max_queued_jobs of the site file",
-        )
+def _refuse_too_many(jobs: int, site: Site, queue: Queue) -> None:
+    limits = {
+        f"site {site.name}": (site.max_queued_jobs, "max_queued_jobs"),
+        f"queue {queue.name}": (queue.max_jobs, "max_jobs"),
+    }
+    for where, (most, key) in limits.items():
+        if most is not None and jobs > most:
+            raise BadInputError(
+                f"--jobs {jobs}: {where} permits {most} queued jobs per user",
+                f"lower it to --jobs {most}, or correct {key} of the site file",
+            )
 
 
 class ProfileSession:

@@ -92,12 +92,15 @@ class RequestedOptions:
         Trace of the visits to be repeated.
     options : mapping
         Options of the planner, as in `planners.base.Options`, without those that were not given.
+    chain : int or None
+        Jobs to queue at once, each behind the one before; 1: each job queues the next one when it starts.
     modules : str or None
         Modules with which the run goes on: `KEPT` or `EDITED`; None: they must not have been edited.
     """
 
     site: str | None = None
     account: str | None = None
+    job_options: Mapping[str, str] | None = None
     launch: str | None = None
     gpus: int | None = None
     wall_s: int | None = None
@@ -108,7 +111,7 @@ class RequestedOptions:
     replay: Path | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     retries: int | None = None
-    chain: bool | None = None
+    chain: int | None = None
     track: str | None = None
     modules: str | None = None
     budget: Budget = field(default_factory=Budget)
@@ -120,6 +123,7 @@ class RequestedOptions:
         named = {
             "site": site,
             "account": self.account,
+            "job_options": json.dumps(self.job_options) if self.job_options else None,
             "launch": self.launch,
             "queue": self.queue,
             "planner": self.planner,
@@ -158,7 +162,8 @@ def with_input(project: Project, spec: RunSpec, ensemble: Ensemble, requested: R
         replay=replay_now(spec.replay, requested.replay),
         retries=spec.retries if requested.retries is None else requested.retries,
         track=requested.track or spec.track,
-        chain=spec.chain if requested.chain is None else requested.chain,
+        chain=spec.chain if requested.chain is None else requested.chain == 1,
+        ahead=requested.chain or spec.ahead,
         budget=replace(
             requested.budget, since=used_until_now(state_in(project.home.run(spec.run), spec), ())
         ),
@@ -265,11 +270,13 @@ def _with_profiles(catalog: Catalog, spec: RunSpec) -> RunSpec:
 
 
 def _site_now(project: Project, spec: RunSpec, requested: RequestedOptions) -> Site:
-    """Return the run's site from its present file, with the account and launch that the user gave."""
+    """Return the run's site from its present file, with the values that the user gave."""
+    given = requested.job_options or json.loads(spec.given.get("job_options", "{}"))
     site = _as_stored(project.site(requested.site or spec.given.get("site") or spec.site.name))
     return replace(
         site,
         account=requested.account or spec.given.get("account") or site.account,
+        job_options={**site.job_options, **given},
         launch=requested.launch or spec.given.get("launch") or site.launch,
     )
 

@@ -205,6 +205,8 @@ def reason_to_end(spec: RunSpec, folder: RunFolder, jobs: Sequence[Job]) -> tupl
     budget, used = spec.budget, used_until_now(state, jobs)
     if limit := budget.exceeded_by_jobs(len(jobs) - spec.earlier_jobs) or budget.exceeded(used):
         return RunReason.BUDGET, limit
+    if len(jobs) > spec.earlier_jobs and not spec.may_chain:
+        return RunReason.BUDGET, f"queue {spec.queue} permits no chain of jobs; `hetctl submit` goes on"
     if (left_s := budget.wall_left_s(used_at_most(spec, state, jobs), spec.nodes)) < SHORTEST_JOB_S:
         return (
             RunReason.BUDGET,

@@ -105,7 +105,7 @@ def submit(
             )
         # Rendered before anything is stored: what cannot be rendered leaves no run behind.
         first = planned_run(project, catalog, request, requested)
-        return _begin(project, catalog, first, requested.replay)
+        return _with_queue(project, catalog, _begin(project, catalog, first, requested.replay))
 
 
 def continue_run(
@@ -123,7 +123,8 @@ def continue_run(
         If the batch system cannot be reached or refuses; the run is then unchanged.
     """
     with project.writing() as catalog:
-        return _continue(project, catalog, record_of(catalog, run), ensemble, requested)
+        continued_run = _continue(project, catalog, record_of(catalog, run), ensemble, requested)
+        return _with_queue(project, catalog, continued_run)
 
 
 def advance(
@@ -145,7 +146,8 @@ def advance(
 
     def advance_now() -> RunTransition:
         with project.writing(patience_s=patience_s) as catalog:
-            return _advance(project, catalog, record_of(catalog, run), after_job)
+            advanced = _advance(project, catalog, record_of(catalog, run), after_job)
+            return _with_queue(project, catalog, advanced)
 
     return PATIENT.call(advance_now)
 
@@ -157,21 +159,47 @@ def chain(project: Project, run: str, behind: int) -> RunTransition:
 
 def _chain(project: Project, run: str, behind: int) -> RunTransition:
     with project.writing(patience_s=JOB_LOCK_PATIENCE_S) as catalog:
-        record = record_of(catalog, run)
-        spec = record.spec
-        if record.state not in UNDER_WAY:
-            return RunTransition(run, record.state, record.reason)
-        if submitted := _finish_other_submission(project, catalog, record, behind):
-            return submitted
-        folder = project.home.run(spec.run)
-        jobs = refresh_jobs(catalog, project.batch_system(spec.site), folder)
-        # A requeued job starts twice, and must queue its successor only once.
-        if waiting := [job for job in jobs if job.number > behind and not job.state.over]:
-            return RunTransition(run, record.state, f"job {waiting[0].batch_id} waits behind it already")
-        # The script of a killed job could not note this.
-        if end := reason_to_end(spec, folder, jobs):
-            return RunTransition(run, record.state, end[1])
-        return _submit_next(project, catalog, _next_job(project, catalog, spec, jobs))
+        return _queue_behind(project, catalog, record_of(catalog, run), behind)
+
+
+def _queue_behind(project: Project, catalog: Catalog, record: RunRecord, behind: int) -> RunTransition:
+    spec, run = record.spec, record.spec.run
+    if record.state not in UNDER_WAY:
+        return RunTransition(run, record.state, record.reason)
+    if submitted := _finish_other_submission(project, catalog, record, behind):
+        return submitted
+    folder = project.home.run(run)
+    jobs = refresh_jobs(catalog, project.batch_system(spec.site), folder)
+    # A requeued job starts twice, and must queue its successor only once.
+    if waiting := [job for job in jobs if job.number > behind and not job.state.over]:
+        return RunTransition(run, record.state, f"job {waiting[0].batch_id} waits behind it already")
+    # The script of a killed job could not note this.
+    if end := reason_to_end(spec, folder, jobs):
+        return RunTransition(run, record.state, end[1])
+    return _submit_next(project, catalog, _next_job(project, catalog, spec, jobs))
+
+
+def _with_queue(project: Project, catalog: Catalog, first: RunTransition) -> RunTransition:
+    """Queue further jobs of a run behind one that was submitted now, as many as its specification says.
+
+    The first one is submitted, and the run goes on, if the batch system refuses one of the others.
+    """
+    if first.job is None:
+        return first
+    last, behind, obstacle = first.job, [], ""
+    for _ in range(record_of(catalog, first.run).spec.ahead - 1):
+        try:
+            following = _queue_behind(project, catalog, record_of(catalog, first.run), last.number)
+        except BatchSystemError as error:
+            obstacle = error.message
+            break
+        if following.job is None:
+            obstacle = following.reason
+            break
+        last = following.job
+        behind.append(last.batch_id)
+    queued = f"; behind it {', '.join(behind)}" if behind else ""
+    return replace(first, reason=f"{first.reason}{queued}{f'; no more: {obstacle}' if obstacle else ''}")
 
 
 def cancel(project: Project, run: str | None) -> RunTransition:

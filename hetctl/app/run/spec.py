@@ -181,6 +181,7 @@ def _spec(project: Project, run: str, request: PlanRequest, requested: Requested
         mode=request.mode,
         given=requested.given,
         retries=RunSpec.retries if requested.retries is None else requested.retries,
-        chain=bool(requested.chain),
+        chain=requested.chain == 1,
+        ahead=requested.chain or 1,
         track=requested.track or "",
     )

@@ -106,10 +106,9 @@ class RunWatch:
         view = self._view_of(record)
         view.refresh()
         news = (jobs, len(view.state.facts.jobs))
-        asking = (
-            time.monotonic() - self._asked_at
-            >= BATCH_SYSTEMS[record.spec.site.batch_system].least_query_interval_s
-        )
+        site = record.spec.site
+        interval_s = site.query_interval_s or BATCH_SYSTEMS[site.batch_system].least_query_interval_s
+        asking = time.monotonic() - self._asked_at >= interval_s
         # The batch system is asked every few seconds only, or when the files have news of jobs.
         if asking or news != self._seen:
             self._seen, self._asked_at = news, time.monotonic()

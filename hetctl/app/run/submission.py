@@ -162,6 +162,7 @@ def rendered(project: Project, spec: RunSpec, jobs: Sequence[Job], plan: Plan | 
         after=_predecessor(earlier),
         exclude=excluded_nodes(earlier, spec.site.nodes, job.nodes),
         chain=spec.chain,
+        ahead=spec.ahead > 1,
     )
     nodes = Cluster.at(spec.site, spec.gpus).nodes
     first = _first_round(plan)

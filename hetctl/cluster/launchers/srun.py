@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from hetctl.cluster.launchers.launch_spec import (
     Launcher,
@@ -12,7 +14,7 @@ from hetctl.cluster.launchers.launch_spec import (
     share_of,
 )
 from hetctl.model.events import ExitReason
-from hetctl.model.site import MEMBERS, NODES, Site
+from hetctl.model.site import LEFT_OUT, MEMBERS, NODES, Site
 
 # Slurm 22.05, 4 nodes, one without power: the agents of the other three went on, the job stayed RUNNING, and
 # srun exited with 0 when they had ended.
@@ -41,6 +43,28 @@ MESSAGES = (
 """Messages of ``srun``, and of Slurm's daemon on a node, in the output of a step."""
 
 
+NUMBERED = re.compile(r"(.*\D)(\d{1,9})", re.ASCII)
+
+
+def hostlist(nodes: Iterable[str]) -> str:
+    """Return the names of nodes in Slurm's notation: ``n[1-4,7]``; an argument may have at most 128 KiB."""
+    parts: list[str] = []
+    numbers: dict[tuple[str, int], list[int]] = {}
+    for node in dict.fromkeys(nodes):
+        if match := NUMBERED.fullmatch(node):
+            numbers.setdefault((match[1], len(match[2])), []).append(int(match[2]))
+        else:
+            parts.append(node)
+    for (prefix, width), found in numbers.items():
+        # Numbers in a row have equal differences from their positions.
+        rows = groupby(enumerate(sorted(found)), key=lambda pair: pair[1] - pair[0])
+        ends = [(row[0][1], row[-1][1]) for row in (list(group) for _, group in rows)]
+        texts = [f"{a:0{width}}" if a == b else f"{a:0{width}}-{b:0{width}}" for a, b in ends]
+        several = len(found) > 1
+        parts.append(f"{prefix}[{','.join(texts)}]" if several else f"{prefix}{texts[0]}")
+    return ",".join(parts)
+
+
 def start_agents(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
     """Start an agent for each set with ``srun``; it holds the set's GPUs, cores and memory.
 
@@ -55,11 +79,12 @@ def start_agents(site: Site, name: str, sets: Sequence[ResourceSet], command: tu
     argv = (
         *("srun", f"--job-name={name}", *BY_LAUNCH[site.launch]),
         *(f"--nodes={len(sets)}", f"--ntasks={len(sets)}", "--ntasks-per-node=1"),
-        *(f"--nodelist={','.join(each.node for each in sets)}", f"--cpus-per-task={share.cores}"),
+        *(f"--nodelist={hostlist(each.node for each in sets)}", f"--cpus-per-task={share.cores}"),
         # A control group for each rank costs NCCL its paths over NVLink (NVIDIA/nccl#1066,
         # #129; open-mpi/ompi#11949).
-        *((f"--gpus-per-node={share.gpus}", "--gpu-bind=none") if site.device == "gpu" else ()),
-        *(f"--mem={share.memory_mib}", "--unbuffered"),
+        *((f"--gpus-per-node={share.gpus}", "--gpu-bind=none") if site.requests_gpus else ()),
+        *((f"--mem={share.memory_mib}",) if site.request.memory != LEFT_OUT else ()),
+        "--unbuffered",
         # On Slingshot --mpi=none would lose the credentials of the step (openpmix/prrte#2004).
         *((f"--mpi={site.mpi}",) if site.mpi else ()),
         *command,
@@ -76,8 +101,14 @@ def start_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[st
     argv = (
         # --overlap is for steps without GPUs only: four steps with it all got GPU 0.
         *("srun", "--overlap", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
-        *(f"--cpus-per-task={site.requested_cores}", "--gres=none", f"--nodelist={','.join(nodes)}"),
-        *("--kill-on-bad-exit=1", "--unbuffered", *((f"--mpi={site.mpi}",) if site.mpi else ())),
+        f"--cpus-per-task={site.requested_cores}",
+        *(("--gres=none",) if site.request.gpus != LEFT_OUT else ()),
+        *(
+            f"--nodelist={hostlist(nodes)}",
+            "--kill-on-bad-exit=1",
+            "--unbuffered",
+            *((f"--mpi={site.mpi}",) if site.mpi else ()),
+        ),
         *command,
     )
     return LaunchSpec(name, argv, common_environment(site))

@@ -18,7 +18,7 @@ from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.errors import BadInputError, DiskError
 from hetctl.model.job import SUPERSEDED_EXIT, TRAIN
-from hetctl.model.site import Queue, Site, is_overridable
+from hetctl.model.site import GPUS_PER_NODE, GRES, MEMBERS, Queue, Site, is_overridable
 from hetctl.storage.paths import JobFiles, RunFolder
 
 
@@ -98,6 +98,8 @@ class JobScript:
         Nodes that the job must not use.
     chain : bool
         If true, submit the next job as soon as this one starts.
+    ahead : bool
+        If true, the next job may be queued before this one starts, and awaits its end.
     """
 
     folder: RunFolder
@@ -114,6 +116,7 @@ class JobScript:
     after: str | None = None
     exclude: tuple[str, ...] = ()
     chain: bool = False
+    ahead: bool = False
 
     @property
     def files(self) -> JobFiles:
@@ -167,6 +170,17 @@ def _check(job: JobScript) -> None:
             f"{job.nodes} nodes; the launcher {launcher.name!r} has at most {launcher.most_nodes}",
             "choose another launcher in the site file",
         )
+    known = BATCH_SYSTEMS[job.site.batch_system].job_options
+    for name in job.site.job_options.keys() - known.keys():
+        raise BadInputError(
+            f"job option {name!r} is none of {job.site.batch_system}'s: {', '.join(known) or 'none'}",
+            "correct --job-option or job_options in the site file; `directives` takes any option",
+        )
+    if job.site.launch == MEMBERS and job.site.device == "gpu" and not job.site.requests_gpus:
+        raise BadInputError(
+            "launch: members with request: {gpus: none}: the members of a node would share its first GPUs",
+            "set launch: nodes",
+        )
     for variable in launcher.forbidden_variables:
         if variable in job.site.environment:
             raise BadInputError(
@@ -177,6 +191,7 @@ def _check(job: JobScript) -> None:
 
 def _values(job: JobScript) -> dict[str, Any]:
     """Return the variables of templates: plain values only, since a Path would give access to files."""
+    options, (gres, directives) = BATCH_SYSTEMS[job.site.batch_system].job_options, split_gres(job.site)
     return {
         "mode": job.mode,
         "run": job.folder.name,
@@ -188,7 +203,8 @@ def _values(job: JobScript) -> dict[str, Any]:
         "claim": str(job.files.claim),
         "superseded_exit": SUPERSEDED_EXIT,
         "of_disk": DiskError.exit_code,
-        "next": str(job.files.of_next.script),
+        # The file whose existence means that the next job has the run.
+        "next": str(job.files.of_next.claim if job.ahead else job.files.of_next.script),
         "site": job.site,
         "queue": job.queue.name,
         "nodes": job.nodes,
@@ -202,7 +218,43 @@ def _values(job: JobScript) -> dict[str, Any]:
         "exclude": job.exclude,
         "chain": job.chain,
         "whole_nodes": LAUNCHERS[job.site.launcher].whole_nodes,
+        # A job that measures would measure again what is in its files already.
+        "requeue": job.site.requeue and job.mode == TRAIN,
+        "gres": gres,
+        "directives": directives,
+        "job_options": [(options[name], value) for name, value in job.site.job_options.items()],
     }
+
+
+GRES_OPTION = re.compile(r"--gres[= ]\s*(?P<resources>.*\S)\s*")
+
+
+def split_gres(site: Site) -> tuple[list[str], list[str]]:
+    """Return the generic resources that Slurm's jobs request on each node, and a site's other directives.
+
+    Of several lines ``--gres`` Slurm uses the last one, so those of the site are merged with the GPUs. Where
+    they name GPUs themselves, such as ``gpu:a100:4``, these are the node's.
+
+    Raises
+    ------
+    BadInputError
+        If they name another number of GPUs, or the site requests GPUs by another option.
+    """
+    found = [(directive, GRES_OPTION.fullmatch(directive)) for directive in site.directives]
+    named = [one for _, match in found if match for one in match["resources"].split(",")]
+    own = [one for one in named if one.partition(":")[0] == "gpu"]
+    # Without a number, or with the cores near a GPU in brackets: gpu, gpu:a100, gpu:4(S:0-1).
+    counts = [re.search(r":(\d{1,6})(\(|$)", one, re.ASCII) for one in own]
+    count = sum(int(match[1]) if match else 1 for match in counts)
+    if own and (site.request.gpus == GPUS_PER_NODE or count != site.gpus_per_node):
+        raise BadInputError(
+            f"--gres={','.join(own)} in a directive requests {count} GPUs, beside the {site.gpus_per_node} of"
+            f" gpus_per_node by --{site.request.gpus}",
+            "correct directives, gpus_per_node or request in the site file",
+        )
+    gpus = site.requests_gpus and site.request.gpus == GRES and not own
+    others = [directive for directive, match in found if not match]
+    return [*([f"gpu:{site.gpus_per_node}"] if gpus else []), *named], others
 
 
 def _environment(folders: Sequence[str]) -> SandboxedEnvironment:

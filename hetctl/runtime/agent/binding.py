@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from hetctl.cluster.launchers.nodes import NODE_VARIABLES
+from hetctl.runtime.agent.gpus import parse_cpu_list
 from hetctl.runtime.agent.messages import AgentAssignment, AgentFacts
 
 GPU = "gpu"
@@ -68,7 +69,7 @@ class Binding:
 
 
 def binding_of(assignment: AgentAssignment, gpu: int, facts: AgentFacts) -> Binding:
-    """Return the GPU and the cores of a rank: cores near the GPU if known.
+    """Return the GPU and the cores of a rank: cores near the GPU if a library or the site file has them.
 
     Else the cores follow from the GPU's number, or, if the agent has no more cores than its GPUs need, they
     are divided in order. With fewer cores than in the site file, ranks share them.
@@ -79,12 +80,15 @@ def binding_of(assignment: AgentAssignment, gpu: int, facts: AgentFacts) -> Bind
     # In a member's own step the agent sees only the member's cores, which numbers of GPUs on the node do not
     # index.
     cores, place = facts.cores, index if confined else gpu
-    if device is not None and device < len(facts.gpus):
-        near = facts.gpus[device].cores
+    # What a management library says goes before the site file.
+    known = [one.cores for one in facts.gpus] or [parse_cpu_list(text) for text in assignment.gpu_cores]
+    position = device if facts.gpus else gpu
+    if device is not None and position is not None and position < len(known):
+        near = known[position]
         # A job that shares its node may have no cores near a GPU: then it takes any of its own.
         if usable := tuple(core for core in near if core in facts.cores):
             # GPUs of one NUMA node list the same cores: each takes the share after those of the GPUs before.
-            cores, place = usable, sum(other.cores == near for other in facts.gpus[:device])
+            cores, place = usable, sum(other == near for other in known[:position])
     first = place * assignment.cores_per_gpu
     own = {cores[core % len(cores)] for core in range(first, first + assignment.cores_per_gpu)}
     return Binding(assignment.node, gpu, device, tuple(sorted(own)), assignment.memory_per_gpu)

@@ -181,6 +181,8 @@ class AgentAssignment:
         Store to open, if members hop.
     gpus_of_node : int
         Number of all GPUs or slots of the node.
+    gpu_cores : tuple of str
+        Cores near each GPU of the node, as in the site file; empty: unknown there.
     """
 
     node: str
@@ -193,6 +195,7 @@ class AgentAssignment:
     store: StoreOrder | None = None
     lease_s: float = USUAL_TIMEOUTS.lease_s
     gpus_of_node: int = 1
+    gpu_cores: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

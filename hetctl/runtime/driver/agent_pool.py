@@ -529,6 +529,7 @@ class AgentPool:
             *(node, held.gpus, site.device, site.cores_per_gpu, site.memory_per_gpu),
             *(site.timeouts.silence_s, self._stages.get(node), self.store, site.timeouts.lease_s),
             gpus_of_node=site.gpus_per_node,
+            gpu_cores=site.gpu_cores,
         )
         own = [gpu for gpu in step.to_start if gpu[0] == held.node]
         orders = [{START: step.to_start.pop(gpu), "gpu": gpu[1]} for gpu in own]

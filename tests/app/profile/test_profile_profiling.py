@@ -74,6 +74,17 @@ def test_more_jobs_than_the_site_lets_a_user_queue_are_refused(project):
     assert not project.home.path.exists()
 
 
+def test_more_jobs_than_a_queue_takes_are_refused_and_no_more_than_run_at_a_time_are_submitted(project):
+    members(project, a=(1, "{}"), b=(1, "{units: 2}"), c=(1, "{units: 3}"))
+    (project.path / "site-configs").mkdir()
+    limits = "queues: [{name: local, max_nodes: 1, max_wall: 12h, max_jobs: 3, max_running: 2}]\n"
+    (project.path / "site-configs" / "small.yaml").write_text(f"extends: local\n{limits}")
+    done = project.here("profile", "--site", "small", "--jobs", "4")
+    assert (done.code, "--jobs 4: queue local permits 3 queued jobs" in done.stderr) == (2, True)
+    assert project.here("profile", "--site", "small", "--jobs", "3").code == 0
+    assert len([*project.home.profiles.iterdir()]) == 2
+
+
 def test_known_points_are_measured_again_only_when_changed(project):
     members(project, a=(1, "{}"), b=(1, "{units: 2}"))
     project.here("profile")

@@ -159,6 +159,7 @@ def test_without_a_word_a_run_goes_on_as_it_is(project, slurm):
         ),
         (["--retries", "5"], ["retries: 5 (was 2)"], ""),
         (["--chain"], ["chain: true (was false)"], "--queue-next-after"),
+        (["--job-option", "qos=debug"], ['job_options: {"qos": "debug"} (was none)'], "--qos=debug\n"),
         (["--max-jobs", "7"], ["max_jobs: 7 (was none)"], ""),
     ],
 )

@@ -7,9 +7,18 @@ import time
 
 import pytest
 
-from hetctl.app.run.job_states import IDLE_JOBS, NODE_FAILURES, excluded_nodes, idle_jobs, used_until_now
+from hetctl.app.run.job_states import (
+    IDLE_JOBS,
+    NODE_FAILURES,
+    excluded_nodes,
+    idle_jobs,
+    reason_to_end,
+    used_until_now,
+)
 from hetctl.model.ensemble import Ensemble, Functions, Member
-from hetctl.model.job import Job, JobState
+from hetctl.model.job import Job, JobState, RunReason
+from hetctl.model.run import RunSpec
+from hetctl.model.site import Queue, Site
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_state import RunState
 
@@ -67,3 +76,15 @@ def test_failed_nodes_are_excluded_while_enough_others_are_left():
     assert excluded_nodes(ended, nodes=4, needed=3) == ("n1",)
     assert excluded_nodes(ended, nodes=4, needed=4) == ()
     assert excluded_nodes(jobs(JobState.FAILED), nodes=4, needed=1) == ()
+
+
+@pytest.mark.parametrize(
+    ("chain", "earlier", "ends"), [(True, 0, False), (False, 0, True), (False, 1, False)]
+)
+def test_a_run_stops_after_each_job_in_a_queue_that_permits_no_chain(tmp_path, chain, earlier, ends):
+    queues = (Queue("batch"), Queue("debug", chain=chain))
+    site = Site("s", "slurm", "srun", 4, 4, 8, 2**33, queues)
+    ensemble = Ensemble("e", "pytorch", Functions("m:i", "m:m"), (Member("a"),), "/x")
+    spec = RunSpec(*("e-001", ensemble, site, "fluid", 4, "debug", 3600, 180, (), "/c"), earlier_jobs=earlier)
+    found = reason_to_end(spec, RunFolder(tmp_path).create(), jobs(JobState.FINISHED))
+    assert (found is not None and found[0] is RunReason.BUDGET) == ends

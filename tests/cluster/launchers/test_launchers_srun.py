@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from hetctl.cluster.launchers import LAUNCHERS, LaunchSpec, ResourceSet
-from hetctl.model.site import Queue, Site
+from hetctl.cluster.launchers.srun import hostlist
+from hetctl.model.site import Queue, ResourceRequest, Site
 
 COMMAND = ("python", "-m", "hetctl.runtime.agent", "driver.json")
 LEADER = ("python", "-m", "hetctl.runtime.data.node_exchange", "lineups.jsonl")
@@ -34,7 +35,7 @@ def step(site: Site, *names: str) -> LaunchSpec:
 def test_one_step_holds_all_nodes_and_survives_a_lost_one() -> None:
     assert step(site(), "n1", "n2").argv == (
         *("srun", "--job-name=agents", "--no-kill", "--kill-on-bad-exit=0", "--wait=0"),
-        *("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n1,n2", "--cpus-per-task=8"),
+        *("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n[1-2]", "--cpus-per-task=8"),
         *("--gpus-per-node=4", "--gpu-bind=none", "--mem=0", "--unbuffered"),
         *COMMAND,
     )
@@ -47,7 +48,7 @@ def test_a_member_has_its_share_of_each_node_and_no_more() -> None:
     assert found.name == "round-0000/m"
     assert found.argv == (
         *("srun", "--job-name=round-0000/m", "--exact", "--kill-on-bad-exit=1"),
-        *("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n1,n2", "--cpus-per-task=4"),
+        *("--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=n[1-2]", "--cpus-per-task=4"),
         *("--gpus-per-node=2", "--gpu-bind=none", "--mem=4096", "--unbuffered"),
         *COMMAND,
     )
@@ -69,6 +70,35 @@ def test_slots_ask_for_no_gpus() -> None:
     assert not any("gpu" in word for word in step(site(device="slot"), "n1").argv)
 
 
+def test_steps_leave_out_what_a_machine_does_not_take() -> None:
+    bare = site(request=ResourceRequest("none", "none", "none"))
+    leaders = LAUNCHERS["srun"].leaders(bare, "leaders", ["n1"], LEADER)
+    for found in (step(bare, "n1"), leaders):
+        assert not any(word.startswith(("--gpu", "--mem", "--gres")) for word in found.argv)
+        assert "--cpus-per-task=8" in found.argv
+
+
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        ("n1", "n1"),
+        ("n3 n1 n2 n7", "n[1-3,7]"),
+        ("frontier09999 frontier10000 frontier00007", "frontier[00007,09999-10000]"),
+        ("n9 n10 n11", "n9,n[10-11]"),
+        ("x1000c0s0b0n0 x1000c0s0b0n1 login", "login,x1000c0s0b0n[0-1]"),
+        ("17 node-1.site", "17,node-1.site"),
+    ],
+)
+def test_nodes_in_slurms_notation(nodes: str, text: str) -> None:
+    assert hostlist(nodes.split()) == text
+
+
+def test_all_nodes_of_frontier_fit_an_argument() -> None:
+    names = [f"frontier{number:05d}" for number in range(1, 9473)]
+    assert hostlist(names) == "frontier[00001-09472]"
+    assert len(hostlist(names[::2])) < 128 * 1024
+
+
 def test_the_sites_variables_reach_the_step() -> None:
     found = step(site(environment={"NCCL_DEBUG": "WARN"}), "n1")
     assert found.environment == {"PYTHONUNBUFFERED": "1", "NCCL_DEBUG": "WARN"}
@@ -88,7 +118,7 @@ def test_srun_starts_leaders_although_agents_hold_all_of_a_node() -> None:
     found = start(site(mpi="pmix"), "exchange", ("n2", "n1"), LEADER)
     assert found.argv == (
         *("srun", "--overlap", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8"),
-        *("--gres=none", "--nodelist=n2,n1", "--kill-on-bad-exit=1", "--unbuffered", "--mpi=pmix"),
+        *("--gres=none", "--nodelist=n[1-2]", "--kill-on-bad-exit=1", "--unbuffered", "--mpi=pmix"),
         *LEADER,
     )
 

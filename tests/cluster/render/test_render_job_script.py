@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hetctl.cluster.render import JobScript, render_job, submit_command
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import PROBE, PROFILE
-from hetctl.model.site import Queue, Site
+from hetctl.model.site import MEMBERS, Queue, ResourceRequest, Site
 from hetctl.storage.paths import Home, RunFolder
 
 GIB = 2**30
@@ -132,6 +132,94 @@ def test_values_that_a_batch_system_cannot_take(name: str, changes: dict[str, An
 def test_values_of_the_site_that_cannot_stand_in_a_script(changes: dict[str, Any]) -> None:
     with pytest.raises(BadInputError, match="must have"):
         render_job(job(dataclasses.replace(SITES["slurm"], **changes)))
+
+
+def directives_of(name: str, mode: str = "train", **changes: Any) -> list[str]:
+    text = render_job(job(dataclasses.replace(SITES[name], **changes), mode=mode))
+    marks = ("#SBATCH ", "#BSUB ", "unset SLURM_")
+    return [
+        line.removeprefix("#SBATCH ").removeprefix("#BSUB ")
+        for line in text.splitlines()
+        if line.startswith(marks)
+    ]
+
+
+UNSET = "unset SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_TRES_PER_TASK SLURM_GPUS_PER_NODE"
+
+
+@pytest.mark.parametrize(
+    ("request_", "added"),
+    [
+        (ResourceRequest(gpus="none"), set()),
+        (ResourceRequest(gpus="gpus-per-node"), {"--gpus-per-node=4", UNSET}),
+        (ResourceRequest(memory="none"), {"--gres=gpu:4"}),
+        (ResourceRequest(cores="none"), {"--gres=gpu:4", "--ntasks-per-node=1", UNSET}),
+        (
+            ResourceRequest(cores="cpus-per-task"),
+            {"--gres=gpu:4", "--ntasks-per-node=1", "--cpus-per-task=64", UNSET},
+        ),
+    ],
+)
+def test_a_script_requests_resources_as_the_site_says(request_: ResourceRequest, added: set[str]) -> None:
+    usual = {"--mincpus=64", "--mem=524288M", "--gres=gpu:4"}
+    kept = {"--mincpus=64"} if request_.cores == "mincpus" else set()
+    kept |= {"--mem=524288M"} if request_.memory == "mem" else set()
+    found = set(directives_of("slurm", request=request_))
+    assert found == set(directives_of("slurm")) - usual | kept | added
+
+
+@pytest.mark.parametrize(
+    ("directives", "lines"),
+    [
+        (["--gres=nvme:100"], ["--gres=gpu:4,nvme:100"]),
+        (["--gres gpu:a100:4", "--x", "--gres=nvme:1"], ["--gres=gpu:a100:4,nvme:1", "--x"]),
+        (["--gres=gpu:4(S:0-1)"], ["--gres=gpu:4(S:0-1)"]),
+    ],
+)
+def test_generic_resources_of_directives_are_merged_with_the_gpus(directives, lines) -> None:
+    found = directives_of("slurm", directives=tuple(directives))
+    assert [line for line in found if line.startswith(("--gres", "--x"))] == lines
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"directives": ("--gres=gpu:2",)}, "requests 2 GPUs, beside the 4"),
+        (
+            {"directives": ("--gres=gpu:4",), "request": ResourceRequest(gpus="gpus-per-node")},
+            "by --gpus-per",
+        ),
+        ({"job_options": {"quality": "high"}}, "'quality' is none of slurm's: begin, comment"),
+        ({"launch": MEMBERS, "request": ResourceRequest(gpus="none")}, "would share its first GPUs"),
+    ],
+)
+def test_requests_that_contradict_each_other_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
+        directives_of("slurm", **changes)
+
+
+def test_options_of_jobs_are_those_of_the_batch_system() -> None:
+    options = {"qos": "debug", "comment": "two words", "mail_type": "END,FAIL"}
+    found = directives_of("slurm", job_options=options)
+    assert [line for line in found if line.startswith(("--qos", "--comment", "--mail"))] == [
+        *("--qos=debug", "--comment='two words'", "--mail-type=END,FAIL"),
+    ]
+    of_lsf = directives_of("summit", job_options={"qos": "gold", "begin": "20:00"})
+    assert {"-sla gold", "-b 20:00"} <= set(of_lsf)
+
+
+@pytest.mark.parametrize(("name", "option"), [("slurm", "--requeue"), ("summit", "-r")])
+def test_only_jobs_of_runs_may_be_requeued(name: str, option: str) -> None:
+    assert option in directives_of(name, requeue=True)
+    assert option not in [*directives_of(name), *directives_of(name, PROFILE, requeue=True)]
+
+
+def test_a_job_whose_next_one_is_queued_leaves_only_when_that_has_started(tmp_path: Path) -> None:
+    records = run_script(
+        tmp_path, dataclasses.replace(job(SITES["local"]), ahead=True), "touch ../runs/*/job-0003.sh"
+    )
+    assert (records / "driver").exists()
+    assert "job-0003.claim" in (tmp_path / "runs" / "digits-1" / "job-0002.sh").read_text()
 
 
 NASTY = st.text(st.sampled_from("ab-/ '\"$()`;&|<>*?[]{}#!~\\%=\n\té"), min_size=1, max_size=12)

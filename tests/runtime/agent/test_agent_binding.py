@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +53,18 @@ def test_each_rank_has_its_own_cores_near_its_gpu():
     facts = AgentFacts("s", "h", {}, tuple(range(8)), tuple(GpuFacts("u", "A100", cores) for cores in near))
     assignment = assignment_of("n1", (0, 1, 2, 3), "gpu", 2)
     assert [binding_of(assignment, gpu, facts).cores for gpu in range(4)] == [(0, 1), (4, 5), (2, 3), (6, 7)]
+
+
+def test_without_a_library_the_site_file_says_which_cores_are_near_a_gpu():
+    """Frontier, whose GPU 0 is near the cores 49 to 55."""
+    lists = ("49-55", "57-63", "17-23", "25-31", "1-7", "9-15", "33-39", "41-47")
+    allocatable = tuple(core for core in range(64) if core % 8)
+    assignment = replace(assignment_of("n1", tuple(range(8)), "gpu", 7), gpu_cores=lists)
+    facts = AgentFacts("s", "h", {}, allocatable)
+    assert binding_of(assignment, 0, facts).cores == tuple(range(49, 56))
+    assert {core for gpu in range(8) for core in binding_of(assignment, gpu, facts).cores} == {*allocatable}
+    seen = replace(facts, gpus=tuple(GpuFacts("u", "MI250X", (8 * gpu + 1,)) for gpu in range(8)))
+    assert binding_of(assignment, 0, seen).cores == (1,)
 
 
 def test_near_cores_that_the_job_has_not_got_are_no_use():

@@ -1,0 +1,92 @@
+"""A Slurm that takes no `--gres`, `--gpus` and `--mem`, and no submission from its compute nodes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from itertools import pairwise
+
+import pytest
+from one_driver import problems
+from workbench import new_project, python_without_training, wait_for
+
+from hetctl.catalog.catalog import Catalog
+from hetctl.storage.progress_fold import events_in
+
+pytestmark = pytest.mark.slurm
+
+RUN, MEMBERS, EPOCHS = "pair-001", "ab", 12
+ENSEMBLE = f"""\
+name: pair
+framework: tensorflow
+functions: {{input_fn: nets:input_fn, model_fn: nets:model_fn}}
+stop: {{metric: val_accuracy, mode: max, patience: 50, max_epochs: {EPOCHS}}}
+members:
+""" + "".join(
+    f"  - {{name: {name}, max_gpus: 2, config: {{epochs: {EPOCHS}, epoch_s: 0.5}}}}\n" for name in MEMBERS
+)
+SITE = """\
+python: {python}
+request: {{gpus: none, memory: none, cores: none}}
+directives: [--exclusive]
+timeouts: {{lease: 30s}}
+"""
+SBATCH = """\
+if [ -n "$SLURM_JOB_ID" ]; then
+    echo "$@" >>{refused}
+    echo "sbatch: error: Batch job submission failed: Access/permission denied" >&2
+    exit 1
+fi
+for word in "$@"; do [ -f "$word" ] && lines=$(grep '^#SBATCH' "$word"); done
+"""
+REFUSING = """\
+if grep -qE -e '--(gres|gpus|mem)' <<<"$* $lines"; then
+    echo "$* $lines" >>{refused}
+    echo "{name}: error: --gres, --gpus and --mem are not accepted" >&2
+    exit 1
+fi
+exec {real} "$@"
+"""
+
+
+def test_a_chain_of_five_is_queued_from_the_login_node_without_gres_and_mem(slurm_cluster, tmp_path):
+    refused, shims = tmp_path / "refused", tmp_path / "bin"
+    shims.mkdir()
+    for name, before in {"sbatch": SBATCH, "srun": ""}.items():
+        text = (before + REFUSING).format(refused=refused, name=name, real=shutil.which(name))
+        (shims / name).write_text(f"#!/bin/bash\n{text}")
+        (shims / name).chmod(0o755)
+    python = python_without_training(tmp_path)
+    lab = slurm_cluster.lab(tmp_path / "project", SITE.format(python=python))
+    path = {"PATH": f"{shims}:{os.environ['PATH']}"}
+    project = new_project(tmp_path / "project", ENSEMBLE, environment=lab | path)
+    ask = project.hetctl("submit", "--dry-run", "--gpus", "4", "--time", "10m", "--job-option", "comment=hi")
+    assert "#SBATCH --comment=hi\n" in ask.stdout
+    checked = project.hetctl("doctor", "--json").json["checks"]
+    assert {check["status"] for check in checked if check["name"] == "dry run"} == {"ok"}
+    assert project.hetctl("profile", "--gpus", "2", "--json").json["points"]
+    submitted = project.hetctl("submit", "--gpus", "4", "--time", "10m", "--chain", "5")
+    assert submitted.code == 0, submitted
+
+    def jobs():
+        with Catalog.open(project.home.catalog) as catalog:
+            return catalog.jobs(RUN)
+
+    ids = [job.batch_id for job in jobs()]
+    assert len(ids) == 5
+    for before, after in pairwise(ids):
+        shown = slurm_cluster.run("scontrol", "show", "job", after)
+        assert f"Dependency=afterany:{before}" in shown
+    # The first job is told to end, and the second one trains what it finds left.
+    wait_for(lambda: project.epochs(RUN).keys() == set(MEMBERS), seconds=120)
+    slurm_cluster.run("scancel", "--batch", "--signal=TERM", ids[0])
+    wait_for(project.is_over, seconds=120)
+    assert project.epochs(RUN) == {name: list(range(1, EPOCHS + 1)) for name in MEMBERS}
+    assert problems(events_in(project.home.run(RUN)), epochs=dict.fromkeys(MEMBERS, EPOCHS)) == []
+    wait_for(lambda: all(job["state"] not in ("running", "pending") for job in states(project)), seconds=60)
+    assert [job["state"] for job in states(project)] == ["finished"] * 2 + ["cancelled"] * 3
+    assert not refused.exists(), refused.read_text()
+
+
+def states(project):
+    return project.hetctl("status", "--json").json["jobs"]
