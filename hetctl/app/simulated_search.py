@@ -2,16 +2,52 @@
 
 from __future__ import annotations
 
+import heapq
 import random
-from collections.abc import Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from hetctl.methods.automl.search_run import SearchRun, UsedResources
 from hetctl.methods.automl.trials import Trial
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
+from hetctl.model.run_status import MOST_SIMULATED
 from hetctl.model.searches import SearchOutcome
 from hetctl.model.workload import Workload
+from hetctl.perf.epoch_timeline import task_s
+
+DRAWS = 5
+"""Number of draws of the losses of a search; with more than `MOST_SIMULATED` trials they differ little."""
+
+
+class LikelySearch(NamedTuple):
+    """What a search is likely to train.
+
+    Parameters
+    ----------
+    trials : dict of str to Trial
+        Its trials by member, each with its last epochs.
+    seconds : float
+        Its length on the least numbers of GPUs.
+    waits : float
+        Ratio of that to the time of the same training if all trials could begin at the start; at least 1.
+    """
+
+    trials: dict[str, Trial]
+    seconds: float
+    waits: float
+
+    def epochs(self, member: str) -> int:
+        """Return the epochs of a trial beyond its parent's; 0 if its budget leaves it out."""
+        trial = self.trials.get(member)
+        return trial.epochs - self.inherited(member) if trial else 0
+
+    def inherited(self, member: str) -> int:
+        """Return the epochs that a trial has from its parent."""
+        trial = self.trials.get(member)
+        return trial.parent.epochs if trial and trial.parent else 0
 
 
 class SimulatedSearch:
@@ -38,7 +74,7 @@ class SimulatedSearch:
     def __init__(self, ensemble: Ensemble, workloads: Mapping[str, Workload], gpus: int, seed: int) -> None:
         search = ensemble.search
         assert search is not None
-        self._workloads, self._seed = workloads, seed
+        self._workloads, self._gpus, self._seed = workloads, gpus, seed
         self._numbers = {name: number for number, name in enumerate(search.members)}
         self._epochs, self._trained = 0, dict[int, int]()
         first = ensemble.member(search.members[0])
@@ -73,6 +109,27 @@ class SimulatedSearch:
         self._search.report(self._search.trials[number], [draw.random() for _ in range(self._metrics)])
         return list(self._asked(UsedResources(gpu_s / 3600, now_s)))
 
+    def on_least_gpus(self) -> LikelySearch:
+        """Return what it trains if each trial has its least number of GPUs as soon as they are free."""
+        waiting, running, free = deque(self.first()), list[tuple[float, str, float, int]](), self._gpus
+        now_s, gpu_s, spent_s = 0.0, 0.0, defaultdict[tuple[str, int], float](float)
+        while waiting or running:
+            while waiting and waiting[0].min_gpus <= free:
+                part = waiting.popleft()
+                seconds = task_s(part, part.least_rate)
+                heapq.heappush(running, (now_s + seconds, part.name, seconds, part.min_gpus))
+                free -= part.min_gpus
+            if not running:
+                # One is too wide for the cluster, which a plan refuses.
+                break
+            now_s, name, seconds, gpus = heapq.heappop(running)
+            free, gpu_s = free + gpus, gpu_s + seconds * gpus
+            spent_s[name, gpus] += seconds
+            waiting.extend(self.after(name, now_s, gpu_s))
+        trials = {self._search.member_of(trial): trial for trial in self._search.trials}
+        at_once_s = _makespan_s([(seconds, gpus) for (_, gpus), seconds in spent_s.items()], self._gpus)
+        return LikelySearch(trials, now_s, max(1.0, now_s / at_once_s) if at_once_s else 1.0)
+
     @property
     def outcome(self) -> SearchOutcome:
         """Size of the search so far."""
@@ -92,3 +149,38 @@ class SimulatedSearch:
         self._epochs += trial.epochs - done
         samples = float((trial.epochs - done) * (workload.samples_per_epoch or 0))
         return workload.interrupted(samples) if done else workload.with_left(samples)
+
+
+def _makespan_s(jobs: Sequence[tuple[float, int]], gpus: int) -> float:
+    """Return the time of jobs of some seconds on some GPUs, the longest first, as soon as those are free."""
+    running, free, now_s = list[tuple[float, int]](), gpus, 0.0
+    for seconds, own in sorted(jobs, reverse=True):
+        while free < own:
+            now_s, freed = heapq.heappop(running)
+            free += freed
+        heapq.heappush(running, (now_s + seconds, own))
+        free -= own
+    return max((end_s for end_s, _ in running), default=0.0)
+
+
+def simulated_searches(
+    ensemble: Ensemble, members: Sequence[Workload], gpus: int, seed: int
+) -> list[SimulatedSearch]:
+    """Return the search of a new run with several draws of losses: trials stop, and some start again.
+
+    None without a search, and for trials without epochs, of which an imported table only has the samples.
+    """
+    workloads = {member.name: member for member in members}
+    trials = [workloads.get(name) for name in ensemble.trials]
+    if not trials or not all(trial and trial.samples_per_epoch for trial in trials):
+        return []
+    draws = DRAWS if len(trials) <= MOST_SIMULATED else 1
+    return [SimulatedSearch(ensemble, workloads, gpus, seed + draw) for draw in range(draws)]
+
+
+def likely_search(
+    ensemble: Ensemble, members: Sequence[Workload], gpus: int, seed: int = 0
+) -> LikelySearch | None:
+    """Return the median of several draws of a search; None where `simulated_searches` is empty."""
+    draws = [one.on_least_gpus() for one in simulated_searches(ensemble, members, gpus, seed)]
+    return sorted(draws, key=lambda draw: draw.seconds)[len(draws) // 2] if draws else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetctl.model.errors import InfeasibleError
 from hetctl.scheduling.simulate.scenario import JobTiming
@@ -23,6 +23,11 @@ class PhaseRun:
     seconds: float
     done_s: Mapping[str, float]
     training_s: Mapping[str, float]
+
+    def stretched(self, factor: float) -> PhaseRun:
+        """Return the phase with times without training by which it takes so many times as long."""
+        done_s = {member: factor * seconds for member, seconds in self.done_s.items()}
+        return replace(self, seconds=factor * self.seconds, done_s=done_s)
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,16 @@ the work needs with some slack, in as few jobs as the queue's limit permits.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.job import JobSize, JobSizeOption
 from hetctl.model.run import Budget
 from hetctl.model.site import Queue, Site
 from hetctl.model.workload import Workload
-from hetctl.perf.bounds import makespan_bound
+from hetctl.perf.bounds import least_s, makespan_bound
 
 FAST_ENOUGH = 1.05
 """Largest ratio of makespan to the least makespan."""
@@ -64,6 +65,7 @@ def job_sizes(
     members: Sequence[Workload],
     gpus: int | None = None,
     wall_s: int | None = None,
+    before: Mapping[str, float] = MappingProxyType({}),
 ) -> list[JobSizeOption]:
     """Return the predicted outcome of each size, by rising numbers of nodes.
 
@@ -71,6 +73,8 @@ def job_sizes(
     ----------
     gpus, wall_s : int or None
         Values that the user set; None leaves them to the planner.
+    before : mapping of str to float
+        Samples that have to be trained before a member begins, as of the parent of a trial.
 
     Raises
     ------
@@ -81,7 +85,7 @@ def job_sizes(
         option
         for b in bins
         for nodes in _node_counts(site, b, members, gpus)
-        if (option := _option_of(site, b, nodes, members, gpus, wall_s))
+        if (option := _option_of(site, b, nodes, members, gpus, wall_s, before))
     ]
     if not found:
         slowest = max(members, key=lambda member: member.startup_s)
@@ -121,14 +125,21 @@ def _node_counts(site: Site, b: QueueBin, members: Sequence[Workload], gpus: int
 
 
 def _option_of(
-    site: Site, b: QueueBin, nodes: int, members: Sequence[Workload], gpus: int | None, wall_s: int | None
+    site: Site,
+    b: QueueBin,
+    nodes: int,
+    members: Sequence[Workload],
+    gpus: int | None,
+    wall_s: int | None,
+    before: Mapping[str, float],
 ) -> JobSizeOption | None:
     """Return the predicted outcome of jobs of a number of nodes; None if no member can train in them."""
     held = gpus or nodes * site.gpus_per_node
     if any(member.min_gpus > held for member in members):
         return None
     start_s = max((member.startup_s for member in members), default=0.0)
-    bound_s = makespan_bound([(0.0, member) for member in members], held)
+    begins_s = (least_s(member.with_left(before.get(member.name, 0.0)), held) for member in members)
+    bound_s = makespan_bound(list(zip(begins_s, members, strict=True)), held)
     makespan_s = bound_s + sum(member.startup_s for member in members) / held
     longest_s = wall_s or b.queue.max_wall_s or UNLIMITED_WALL_S
     usable_s = longest_s - grace_of(longest_s) - start_s

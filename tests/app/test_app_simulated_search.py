@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from hetctl.app.simulated_search import SimulatedSearch
+from hetctl.app.simulated_search import SimulatedSearch, likely_search
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.methods.automl.search_run import SearchRun, UsedResources
 from hetctl.model.errors import BadInputError
@@ -113,6 +113,26 @@ def test_members_beside_the_search_ask_for_nothing(tmp_path):
     search = SimulatedSearch(ensemble, workloads_of(ensemble), 1, 0)
     assert [one.name for one in search.first()] == ["a", *(f"trial-{n:03d}" for n in range(7))]
     assert search.after("a", 1.0, 1.0) == []
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_without_a_planner_a_search_trains_the_same_epochs(tmp_path, name):
+    ensemble = ensemble_of(tmp_path, METHODS[name])
+    workloads = workloads_of(ensemble)
+    search = SimulatedSearch(ensemble, workloads, 1, 0).on_least_gpus()
+    assert sum(map(search.epochs, search.trials)) == epochs_alone(ensemble)
+    assert max(trial.epochs for trial in search.trials.values()) == METHODS[name]["epochs"]
+    assert search.waits == pytest.approx(1.0)
+    alike = SimulatedSearch(ensemble, workloads, 4, 0).on_least_gpus()
+    assert search.seconds > alike.seconds >= 10 * sum(map(alike.epochs, alike.trials)) / 4
+    assert (alike.waits > 1.05) == (name in {"asha", "hyperband"})
+
+
+def test_a_search_without_epochs_is_not_foreseen(tmp_path):
+    ensemble = ensemble_of(tmp_path, METHODS["asha"])
+    assert likely_search(ensemble, list(workloads_of(ensemble, None).values()), 4) is None
+    plain = ensemble_of(tmp_path, None, [("members", [{"name": "a", "config": {"width": 1}}])])
+    assert likely_search(plain, list(workloads_of(plain).values()), 4) is None
 
 
 def test_epochs_of_unknown_length_are_refused(tmp_path):

@@ -135,6 +135,16 @@ def test_every_size_fits_its_queue_and_its_jobs_hold_the_work(hours, count, most
     assert best_of(found, Budget()) in found
 
 
+def test_members_that_follow_others_need_no_nodes_of_their_own():
+    first, then = members(12, most=1), [member(f"then-{i}", most=1) for i in range(12)]
+    bins = bins_of(site(), SUMMIT)
+    found = job_sizes(site(), bins, [*first, *then], before={one.name: 100.0 * HOUR for one in then})
+    assert (
+        best_of(found, Budget()).size.nodes == chosen(site(), members(12, hours=2.0, most=1)).size.nodes == 2
+    )
+    assert chosen(site(), [*first, *then]).size.nodes == 4
+
+
 def test_jobs_are_large_enough_for_the_member_that_needs_most():
     wide = Workload("w", {gpus: 100.0 * gpus for gpus in range(13, 19)}, 1e5)
     sizes = {found.size.nodes for found in job_sizes(site(), bins_of(site(), SUMMIT), [wide])}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetctl.app.profile.catalog_profiles import member_profiles
@@ -117,7 +117,8 @@ def sizing(
     nodes = -(-(gpus or 1) // site.gpus_per_node)
     if not any(b.takes(nodes if gpus else b.least_nodes, wall_s or 0) for b in bins):
         raise _refusal(site, bins, nodes, wall_s or 0)
-    found = job_sizes(site, bins, members, gpus, wall_s)
+    searched, before = _as_searched(ensemble, members, gpus or site.gpus)
+    found = job_sizes(site, bins, searched, gpus, wall_s, before)
     chosen = best_of(found, budget)
     return JobSizeChoice(chosen.size, chosen, tuple(found))
 
@@ -133,6 +134,30 @@ def _members(project: Project, ensemble: Ensemble, site: Site) -> Sequence[Workl
         return ()
     known = {profile.member: profile for profile in found}
     return active_workloads(ensemble.as_installed(site.python), known, {}, site.gpus)
+
+
+def _as_searched(
+    ensemble: Ensemble, members: Sequence[Workload], gpus: int
+) -> tuple[Sequence[Workload], Mapping[str, float]]:
+    """Return the members, trials with all that a search trains of them, and the samples of their parents."""
+    if ensemble.search is None:
+        return members, {}
+    # Imported here since most ensembles have no search.
+    from hetctl.app.simulated_search import likely_search
+
+    search = likely_search(ensemble, members, gpus)
+    if search is None:
+        return members, {}
+    lengths = {one.name: one.samples_per_epoch or 0 for one in members if one.name in search.trials}
+    others = [one for one in members if one.name not in ensemble.trials]
+    trained = [
+        one.with_left(float(search.epochs(one.name) * lengths[one.name]))
+        for one in members
+        if one.name in lengths
+    ]
+    return [*others, *trained], {
+        name: float(search.inherited(name) * samples) for name, samples in lengths.items()
+    }
 
 
 def refuse_wide_members(members: Iterable[Member], cluster: Cluster, *, mix_types: bool) -> None:

@@ -31,7 +31,6 @@ from hetctl.model.job import JobSize
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, USUAL_PLANNER, Plan, Round
 from hetctl.model.profile import LayerPoint, MemberProfile, shape_digest
 from hetctl.model.run import CACHED, LOCKSTEP
-from hetctl.model.run_status import MOST_SIMULATED
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS, Cluster, Site
 from hetctl.model.training_progress import Progress
@@ -44,17 +43,17 @@ from hetctl.scheduling.planners.heterogeneous import gpus_by_type
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
 
 if TYPE_CHECKING:
-    from hetctl.app.simulated_search import SimulatedSearch
+    from hetctl.app.simulated_search import LikelySearch, SimulatedSearch
     from hetctl.scheduling.simulate.simulate_run import PlannerChoice
 
 AUTO = "auto"
 """Name for the planner with the best simulation, or for the mode that suits a member."""
 ROUND_OVERHEAD_S = 0.5
 """Seconds from the end of one round to the launch of the next, in the same job."""
+MOST_TRIALS = 2000
+"""Number of trials above which a data-parallel plan does not ask for them in turn: it would take minutes."""
 JOB_OVERHEAD_S = 3.0
 """Seconds from the end of one job to the start of the next, without waiting in the queue."""
-DRAWS = 5
-"""Number of draws of the losses of a search."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +121,27 @@ class PlanRequest:
         job_start_s = max((profile.job_start_s for profile in self.profiles.values()), default=0.0)
         timing = JobTiming(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S, job_start_s)
         return Scenario(Cluster.at(self.site, size.gpus), timing, lockstep=self.sharing == LOCKSTEP)
+
+    @property
+    def begins_search(self) -> bool:
+        """True if a run would begin a search; one that goes on has asked for its trials."""
+        return self.ensemble.search is not None and not self.progress
+
+    @cached_property
+    def likely_search(self) -> LikelySearch | None:
+        """What the search of a new run is likely to train; None without one, or without known epochs."""
+        if not self.begins_search:
+            return None
+        # Imported here since most ensembles have no search.
+        from hetctl.app.simulated_search import likely_search
+
+        members = active_workloads(self.trainable, self.profiles, {}, self.gpus)
+        return likely_search(self.trainable, members, self.gpus, self.planner_options.seed)
+
+    @property
+    def waits(self) -> float:
+        """Factor by which trials that wait at rungs lengthen a phase in which all begin at the start."""
+        return self.likely_search.waits if self.likely_search else 1.0
 
     @property
     def gpus(self) -> int:
@@ -374,31 +394,38 @@ def plan_from(request: PlanRequest) -> Plan:
     )
     refuse_wide_members(ensemble.members, request.scenario.cluster, mix_types=options.mix_types)
     if request.mode in PLANS_BY_MODE:
-        plan: Plan = load_entry(PLANS_BY_MODE[request.mode])(request)
+        plan: Plan = load_entry(PLANS_BY_MODE[request.mode])(_with_rungs(request))
         if any(phase.mode == HOPPER for phase in plan.phases):
             refuse_conflicts(ensemble.name, HOPS, launch=site.launch)
         return plan
+    if len(ensemble.trials) > MOST_TRIALS:
+        request = _with_rungs(request)
     members = active_workloads(
         *(request.trainable, request.profiles, request.progress, request.size.gpus),
         in_lockstep=request.scenario.lockstep,
     )
-    return data_parallel_plan(request, members, options, _searches(request, members))
+    searches: Sequence[SimulatedSearch] = ()
+    if request.begins_search and len(ensemble.trials) <= MOST_TRIALS:
+        # Imported here since most ensembles have no search.
+        from hetctl.app.simulated_search import simulated_searches
+
+        searches = simulated_searches(request.trainable, members, request.gpus, options.seed)
+    return data_parallel_plan(request, members, options, searches)
 
 
-def _searches(request: PlanRequest, members: Sequence[Workload]) -> list[SimulatedSearch]:
-    """Return the search of a new run with several draws of losses: trials stop, and some start again.
-
-    None for trials without epochs, of which an imported table only has the samples, and for so many that it
-    takes long: their rungs hardly leave GPUs idle.
-    """
-    workloads = {member.name: member for member in members}
-    trials = [workloads.get(name) for name in request.ensemble.trials]
-    # A run that goes on has asked for its trials: it trains those that wait for a report.
-    has_epochs = all(trial and trial.samples_per_epoch for trial in trials)
-    if request.progress or not has_epochs or not 0 < len(trials) <= MOST_SIMULATED:
-        return []
-    # Imported here since most ensembles have no search.
-    from hetctl.app.simulated_search import SimulatedSearch
-
-    seed = request.planner_options.seed
-    return [SimulatedSearch(request.trainable, workloads, request.gpus, seed + draw) for draw in range(DRAWS)]
+def _with_rungs(request: PlanRequest) -> PlanRequest:
+    """Return a request in which trials have the epochs that a new run's search is likely to train of them."""
+    search, ensemble = request.likely_search, request.ensemble
+    if search is None:
+        return request
+    # A trial that is not likely to begin may do so all the same, and needs a pipeline then.
+    least = 1 if request.mode in (AUTO, PIPELINE) else 0
+    epochs = {name: max(least, search.epochs(name)) for name in ensemble.trials}
+    searched = (
+        replace(member, stop=replace(member.stop, expected_epochs=epochs[member.name]))
+        if member.name in epochs
+        else member
+        for member in ensemble.members
+        if epochs.get(member.name, 1)
+    )
+    return replace(request, ensemble=replace(ensemble, members=tuple(searched)))

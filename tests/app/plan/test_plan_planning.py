@@ -159,11 +159,34 @@ search:
 """
 
 
-def test_trials_of_a_planned_search_stop_at_rungs(tmp_path):
-    project = new_project(tmp_path / "project", SEARCH)
-    rates = "".join(f"trial-{number:03d},1,10\n" for number in range(9))
+POPULATION = """\
+name: own
+framework: pytorch
+functions: {input_fn: nets:input_fn, model_fn: nets:model_fn}
+samples_per_epoch: 100
+partitions: {count: 2, path: "/data/{partition}.npz"}
+search:
+  method: pbt
+  trials: 4
+  epochs: 6
+  every: 2
+  mutate: {lr: {multiply: [0.5, 2]}}
+  max_gpus: 1
+  space: {lr: {log_uniform: [0.001, 0.1]}}
+"""
+
+
+def searching(folder, ensemble, slots):
+    """Make a project with a search, and with rates of all trials that it may begin."""
+    project = new_project(folder, ensemble)
+    rates = "".join(f"trial-{number:03d},1,10\n" for number in range(slots))
     (project.path / "rates.csv").write_text(f"member,gpus,rate\n{rates}")
     assert project.here("profile", "import", "rates.csv", "--site", "slurm").code == 0
+    return project
+
+
+def test_trials_of_a_planned_search_stop_at_rungs(tmp_path):
+    project = searching(tmp_path / "project", SEARCH, 9)
     plan = project.here("plan", *SIZE, "--json").json
     starts = Counter(each["member"] for one in plan["rounds"] for each in one["allocations"])
     assert len(starts) == len(plan["members"]) == 9
@@ -174,3 +197,13 @@ def test_trials_of_a_planned_search_stop_at_rungs(tmp_path):
     assert epochs == pytest.approx(round(epochs))
     assert epochs >= 9 + 3 * 2 + 6
     assert plan["ratio"] >= 1
+
+
+def test_trials_that_hop_are_planned_with_the_epochs_of_a_search(tmp_path):
+    project = searching(tmp_path / "project", POPULATION, 4 + 2 * 3)
+    plan = project.here("plan", *SIZE, "--mode", "hopper", "--json").json
+    assert {phase["mode"] for phase in plan["phases"]} == {"hopper"}
+    assert sum(member["training_s"] for member in plan["members"]) == pytest.approx(4 * 6 * 100 / 10)
+    assert plan["predicted_makespan_s"] >= 4 * 6 * 100 / 10 / 2
+    # Mutants follow their parents: more GPUs than a population has trials are of no use.
+    assert "(4 GPUs)" in project.here("plan", "--site", "slurm").stdout
