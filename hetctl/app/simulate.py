@@ -14,15 +14,22 @@ from hetctl.app.plan.planning import AUTO, check_planner, chosen
 from hetctl.app.profile.catalog_profiles import profiles_at
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
-from hetctl.model.combinations import NO_FLOTILLAS, SEVERAL_TYPES, features_of, refuse_conflicts
+from hetctl.model.combinations import (
+    NO_FLOTILLAS,
+    SEVERAL_TYPES,
+    SHARED_GPUS,
+    features_of,
+    refuse_conflicts,
+)
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import USUAL_PLANNER
 from hetctl.model.profile import MemberProfile
-from hetctl.model.run import LOCKSTEP
+from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.model.simulation import Simulated, Simulation, SimulationResult
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
+from hetctl.perf.sharing import GpuTerms
 from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.planners.base import options_from
 from hetctl.scheduling.simulate.rate_learner import RateLearner
@@ -109,8 +116,13 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     profiles = {profile.member: profile for profile in known}
     _refuse_unknown_types(request, profiles.values())
     scenario = _scenario(request, per_node, options.seed)
+    if options.max_per_gpu > 1:
+        types = [SEVERAL_TYPES] if len(request.gpus) > 1 else []
+        sharing = LOCKSTEP if request.lockstep else CACHED
+        refuse_conflicts(request.ensemble.name, SHARED_GPUS, *types, sharing=sharing)
     refuse_wide_members(request.ensemble.members, scenario.cluster, mix_types=options.mix_types)
-    planned = active_workloads(request.ensemble, profiles, {}, sum(request.gpus.values()))
+    terms = GpuTerms(options.max_per_gpu)
+    planned = active_workloads(request.ensemble, profiles, {}, sum(request.gpus.values()), terms=terms)
     members = _as_restarting(planned, request.restart_s)
     arrivals = _arrivals(members, request, options.seed)
     learner = _learner(arrivals, request)

@@ -84,6 +84,7 @@ PROFILE_POINTS = Table(
     Column("slow_steps_s", JSON, nullable=False),
     Column("shape", String, nullable=False, server_default=""),
     Column("job_start_s", Float, nullable=False, server_default="0"),
+    Column("busy", Float),
 )
 
 LAYER_POINTS = Table(

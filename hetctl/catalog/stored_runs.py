@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hetctl.catalog.catalog import Catalog
 
 T = TypeVar("T")
-REVISION = "0009"
+REVISION = "0010"
 """Newest migration; a test checks that it is."""
 RUNS = "SELECT name, ensemble, site, created_at, state FROM runs ORDER BY created_at, id"
 COUNTER = slice(24, 28)

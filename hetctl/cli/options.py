@@ -212,6 +212,12 @@ planner_options = _together(
         type=click.Choice(BALANCE_MODES),
         help="Let batch sizes follow the speeds of a member's GPUs.  [default: the ensemble's]",
     ),
+    click.option(
+        "--max-per-gpu",
+        metavar="N",
+        type=int,
+        help="Let up to N members share a GPU, each with a process of its own.  [default: 1]",
+    ),
     click.option("--seed", metavar="N", type=int, help="Seed random choices.  [default: 0]"),
 )
 """The planner and its options."""

@@ -1,4 +1,4 @@
-"""Rate tables: CSV with the columns ``member,gpus,rate`` and optionally ``gpu_type,samples``."""
+"""Rate tables: CSV with the columns ``member,gpus,rate`` and optionally ``gpu_type,samples,busy``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ NEEDED = {
     "gpus": COUNT,
     "rate": number(1e-9, 1e12, "must be a number from 1e-9 to 1e12 samples/s"),
 }
-OPTIONAL = {"gpu_type": TEXT, "samples": number(math.ulp(0.0), 1e15, "must be above 0, and at most 1e15")}
+OPTIONAL = {
+    "gpu_type": TEXT,
+    "samples": number(math.ulp(0.0), 1e15, "must be above 0, and at most 1e15"),
+    "busy": number(1e-3, 1.0, "must be a share of the time from 0.001 to 1"),
+}
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class RateRow:
         Samples/s.
     samples : float or None
         Samples to convergence; equal in all rows of the member.
+    busy : float or None
+        Share of the time for which the member keeps its device busy alone on one GPU; in rows of one GPU.
     """
 
     member: str
@@ -38,6 +44,7 @@ class RateRow:
     rate: float
     gpu_type: str | None = None
     samples: float | None = None
+    busy: float | None = None
 
 
 def read_rates(path: Path, *, with_work: bool = False) -> list[RateRow]:
@@ -77,6 +84,9 @@ def _contradictions(rows: list[tuple[SourceLine, RateRow]]) -> Iterator[Problem]
     for place, earlier in repeated((place, (row.member, row.gpus, row.gpu_type)) for place, row in rows):
         on = f"{at[place].gpus} GPUs" + (f" ({at[place].gpu_type})" if at[place].gpu_type else "")
         yield place, f"member '{at[place].member}' on {on} is already in line {earlier.line}"
+    for place, row in rows:
+        if row.busy is not None and row.gpus > 1:
+            yield place, f"busy: is of one GPU, got {row.busy} on {row.gpus} GPUs"
     for place, earlier in repeated((place, row.member) for place, row in rows):
         if at[earlier].samples != at[place].samples:
             rule = f"samples: must be the same in all rows of member '{at[place].member}'"

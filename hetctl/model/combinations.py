@@ -12,6 +12,7 @@ HOPS, STAGES, NO_FLOTILLAS = "a member that hops", "a pipeline", "a planner with
 NO_DIVISION = "a framework that cannot divide networks"
 """Feature of a member whose framework conflicts with `shard`."""
 SEVERAL_TYPES = "several types of GPU"
+SHARED_GPUS = "--max-per-gpu"
 OWN_CODE = "code of a member's own"
 """Feature of a member with a framework, functions or data of its own."""
 
@@ -83,6 +84,19 @@ TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str], ...] = (
         (NO_FLOTILLAS,),
         "a flotilla is what trains in lockstep",
         "choose --planner flotilla or flotilla-local, or --sharing cached",
+    ),
+    ((SHARED_GPUS,), (SEVERAL_TYPES,), "busy shares are of one type", "use GPUs of one type"),
+    (
+        (SHARED_GPUS,),
+        ("--launch members",),
+        "each member's step has its GPUs alone",
+        "use --launch nodes",
+    ),
+    (
+        (SHARED_GPUS,),
+        ("--sharing lockstep",),
+        "members in lockstep wait for one another",
+        "use --sharing cached",
     ),
     ((OWN_CODE,), ("partitions",), "these are of one input_fn", "leave one of both out"),
     (("shard",), (NO_DIVISION,), "each GPU would have the whole network", "leave it out, or use pytorch"),

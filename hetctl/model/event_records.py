@@ -79,6 +79,7 @@ FORMS: Mapping[str, type] = {
         description=str,
         unfit_gpus=(int | None, None),
         energy_j=(float | None, None),
+        gpu_seconds=(float | None, None),
         gpu_type=(str | None, None),
     ),
     "request": _form(member=str, want=Request, edits=(int, 0)),

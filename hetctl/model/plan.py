@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetctl.model.pipelines import PipelineLayout
+from hetctl.model.serialization import OMITTED
 
 DATA_PARALLEL, HOPPER, PIPELINE = "data-parallel", "hopper", "pipeline"
 USUAL_PLANNER = "fluid"
@@ -24,10 +25,17 @@ BALANCED = "balanced"
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """GPUs of one node that a member holds, by number."""
+    """GPUs of one node that a member holds, by number.
+
+    Parameters
+    ----------
+    seat : int
+        Number, from 1, among the members that share its one GPU; 0: it holds its GPUs alone.
+    """
 
     node: str
     gpus: tuple[int, ...]
+    seat: int = field(default=0, metadata=OMITTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,11 @@ class Allocation:
     batch_sizes: tuple[int, ...] = ()
     pipeline: PipelineLayout | None = None
     rate_known: bool = True
+
+    @property
+    def own_gpus(self) -> int:
+        """Number of GPUs that it holds alone: 0 if it shares one."""
+        return 0 if any(part.seat for part in self.placement) else self.gpus
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ class MemberProfile:
         Seconds from the start of a job until its first member's start: of processes and imports.
     unfit : tuple of (str, int)
         Same as in `Progress`, from earlier runs.
+    busy : float or None
+        Share of the time for which it keeps its device busy, alone on one GPU; None: not measured.
     """
 
     member: str
@@ -62,6 +64,7 @@ class MemberProfile:
     seen_overhead_s: float | None = None
     job_start_s: float = 0.0
     unfit: tuple[tuple[str, int], ...] = ()
+    busy: float | None = None
 
     @property
     def has_rates(self) -> bool:
@@ -105,6 +108,8 @@ class ProfilePoint:
         Digest of the shape whose members it holds for; empty: it holds for this member.
     job_start_s : float
         Seconds from the launch of its ranks until `startup_s` begins: of processes and imports.
+    busy : float or None
+        Same as in `MemberProfile`, of a measurement on one GPU.
     """
 
     member: str
@@ -128,6 +133,7 @@ class ProfilePoint:
     slow_steps_s: tuple[float, ...] = ()
     shape: str = ""
     job_start_s: float = 0.0
+    busy: float | None = None
 
 
 @dataclass(frozen=True)

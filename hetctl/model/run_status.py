@@ -13,6 +13,7 @@ from hetctl.model.job import Job
 from hetctl.model.pipelines import PipelineStatus, WaveCheck
 from hetctl.model.run import Usage
 from hetctl.model.seed_groups import SeedGroup
+from hetctl.model.serialization import OMITTED
 from hetctl.model.training_progress import EpochResult, LiveMetrics
 
 FOREMOST = ("failed", "training", "waiting", "paused", "converged", "stopped", "cancelled")
@@ -263,6 +264,8 @@ class TaskSpan:
     ----------
     exit_code : int or None
         Exit code; None while it runs, or if its driver was killed.
+    seat : int
+        Same as in `Placement`.
     """
 
     member: str
@@ -272,6 +275,7 @@ class TaskSpan:
     start_s: float
     end_s: float | None
     exit_code: int | None
+    seat: int = field(default=0, metadata=OMITTED)
 
     @property
     def failed(self) -> bool:

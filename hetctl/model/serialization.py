@@ -19,6 +19,8 @@ PLAIN = frozenset({str, int, float, bool, type(None)})
 TABLE = {"table": True}
 """Metadata of a field with many alike dataclasses of one type, which are encoded as a table: the first one in
 full, of each other what differs from it."""
+OMITTED = {"omitted": True}
+"""Metadata of a field that is left out while it has its default."""
 FIRST, OTHERS = "first", "others"
 
 
@@ -34,6 +36,9 @@ def encode(value: Any) -> Any:
         }
         for name in _tables(kind):
             encoded[name] = _table(encoded[name])
+        for name, default in _omitted(kind):
+            if encoded[name] == default:
+                del encoded[name]
         return encoded
     if isinstance(value, enum.Enum):
         return value.value
@@ -83,6 +88,13 @@ def _field_names(kind: Any) -> tuple[str, ...]:
 @functools.cache
 def _tables(kind: Any) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(kind) if TABLE.items() <= f.metadata.items())
+
+
+@functools.cache
+def _omitted(kind: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple(
+        (f.name, f.default) for f in dataclasses.fields(kind) if OMITTED.items() <= f.metadata.items()
+    )
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Any:

@@ -129,7 +129,8 @@ class Progress:
         `PAUSED`, `CANCELLED` or `DROPPED` if the user does not want it to train.
     unfit : tuple of (str, int)
         Types and numbers of GPUs on which it ran out of memory with its present batch size before it had
-        trained there. The type is "" at a site with one type, and for groups on several types.
+        trained there; 0: on one that it shared. The type is "" at a site with one type, and for groups on
+        several types.
     restarts_s : tuple of float
         Seconds to the first step of its newest starts on ranks that had trained before.
     """

@@ -30,6 +30,10 @@ class Workload:
         Rates of each type of GPU by name, if the types differ.
     spread : mapping of int to float
         Standard error of the logarithm of each rate that is a guess; 0, or missing, if it was measured.
+    busy : float
+        Share of the time for which it keeps its device busy alone on one GPU; 1 if it shares with none.
+    memory : float
+        Share of a GPU's memory that it takes.
     """
 
     name: str
@@ -46,6 +50,8 @@ class Workload:
     epoch_s: float = 0.0
     save_s: float | None = None
     spread: Mapping[int, float] = field(default_factory=dict)
+    busy: float = 1.0
+    memory: float = 0.0
 
     @property
     def overhead_s(self) -> float:

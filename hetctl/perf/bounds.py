@@ -22,11 +22,21 @@ Value = TypeVar("Value")
 def fluid_bound(workloads: Sequence[Workload], gpus: int) -> float:
     """Return the least T in seconds with sum_i g_i(W_i / T) <= `gpus`; 0 if nothing is left to do.
 
-    W_i are the samples left and g_i(q) the GPUs needed for rate q on the concave envelope of the member's
-    rate curve, including time-sharing below one GPU: members may be resized arbitrarily at no cost.
-    Start-up, evaluation and checkpoints are ignored, so real schedules take longer.
+    W_i are the samples left and g_i(q) the device time per second needed for rate q, on the concave envelope
+    of the member's rate curve: members may be resized arbitrarily at no cost. Start-up, evaluation and
+    checkpoints are ignored, so real schedules take longer.
+
+    On m > 1 GPUs a member holds all their time. On one GPU it keeps the device busy for the share b_i of the
+    time (`Workload.busy`) and leaves the rest to others, so the curve has the point (b_i, rate on one GPU);
+    b_i is 1 for a member that shares with none. This bounds all schedules that share GPUs among members on
+    one GPU each: a sample takes the same device time alone and beside others, b_i / rate, no member is faster
+    beside others, and a device is busy with one of them at a time. So at any moment a member at rate q uses
+    at least g_i(q), and all together at most M. Since g_i is convex, the mean of what it uses until T is at
+    least g_i(W_i / T), and the sum of the means is at most M, too.
     """
-    works = [(c.samples_left, envelope_of(c.highest_rates, gpus)) for c in workloads if c.samples_left > 0]
+    works = [
+        (c.samples_left, envelope_of(c.highest_rates, gpus, c.busy)) for c in workloads if c.samples_left > 0
+    ]
     return fluid_time(works, gpus)
 
 
@@ -60,7 +70,13 @@ def least_s(workload: Workload, gpus: int) -> float:
 
 
 def _least_work(workload: Workload, gpus: int) -> float:
-    return min(m * workload.samples_left / rate for m, rate in workload.highest_rates.items() if m <= gpus)
+    rates = workload.highest_rates.items()
+    return min(device_time(m, workload.busy) * workload.samples_left / r for m, r in rates if m <= gpus)
+
+
+def device_time(gpus: int, busy: float) -> float:
+    """Return the device time per second that a member takes on some GPUs: on one only what keeps it busy."""
+    return busy if gpus == 1 else gpus
 
 
 def _srpt_total(jobs: Sequence[tuple[float, float]]) -> float:
@@ -85,10 +101,19 @@ def _srpt_total(jobs: Sequence[tuple[float, float]]) -> float:
 
 @dataclass(frozen=True)
 class Envelope:
-    """Points of a concave increasing curve from (0 GPUs, 0 samples/s) to the highest rate."""
+    """Points of a concave increasing curve from (0, 0 samples/s) to the highest rate.
+
+    Parameters
+    ----------
+    gpus : tuple of int
+        GPUs of each point.
+    busy : float
+        Share of the time for which the member keeps one GPU busy.
+    """
 
     gpus: tuple[int, ...]
     rates: tuple[float, ...]
+    busy: float = 1.0
 
     @property
     def highest(self) -> float:
@@ -100,15 +125,16 @@ class Envelope:
         return min(max(bisect_left(self.rates, rate), 1), len(self.rates) - 1)
 
     def gpus_for(self, rate: float) -> tuple[float, float]:
-        """Return g(rate) and its slope in GPUs per samples/s, for rates up to the highest."""
+        """Return g(rate) in device time per second and its slope, for rates up to the highest."""
         at = self.corner_above(rate)
-        slope = (self.gpus[at] - self.gpus[at - 1]) / (self.rates[at] - self.rates[at - 1])
-        return self.gpus[at - 1] + slope * (rate - self.rates[at - 1]), slope
+        low, high = (device_time(self.gpus[corner], self.busy) for corner in (at - 1, at))
+        slope = (high - low) / (self.rates[at] - self.rates[at - 1])
+        return low + slope * (rate - self.rates[at - 1]), slope
 
 
-def envelope_of(rates: Mapping[int, float], limit: int) -> Envelope:
+def envelope_of(rates: Mapping[int, float], limit: int, busy: float = 1.0) -> Envelope:
     """Return the envelope of a rate curve on up to `limit` GPUs, cached by the identity of the mapping."""
-    return _envelope(Identity(rates), limit)
+    return _envelope(Identity(rates), limit, busy)
 
 
 class WaitingMember(NamedTuple):
@@ -121,7 +147,7 @@ class WaitingMember(NamedTuple):
     place : int
         Place among members that take equally long; the earliest has the last place.
     gpu_s : float
-        GPU-seconds of its work on that corner.
+        Device time of its work on that corner, in GPU-seconds.
     least_s : float
         Time at its highest rate, without start-up.
     """
@@ -163,12 +189,11 @@ class Backlog:
         del self._least_s[bisect_left(self._least_s, member.least_s)]
 
     def _member(self, number: int, workload: Workload) -> WaitingMember:
-        envelope = envelope_of(workload.rates, self.gpus)
+        envelope = envelope_of(workload.rates, self.gpus, workload.busy)
         left, gpus, rate = workload.samples_left, envelope.gpus[1], envelope.rates[1]
         seconds = (left + rate * workload.startup_s) / rate
-        return WaitingMember(
-            seconds, -number, left * gpus / rate, left / envelope.highest, workload, envelope
-        )
+        gpu_s = left * device_time(gpus, workload.busy) / rate
+        return WaitingMember(seconds, -number, gpu_s, left / envelope.highest, workload, envelope)
 
     def longer_than(self, seconds: float) -> list[WaitingMember]:
         """Return the members that take longer."""
@@ -258,17 +283,17 @@ class Identity(Generic[Value]):
 
 
 @lru_cache(maxsize=1 << 14)
-def _envelope(key: Identity[Mapping[int, float]], limit: int) -> Envelope:
+def _envelope(key: Identity[Mapping[int, float]], limit: int, busy: float) -> Envelope:
     corners: list[tuple[int, float]] = [(0, 0.0)]
     for gpus in sorted(m for m in key.value if m <= limit):
         corner = (gpus, key.value[gpus])
         # Upper convex hull, as in Andrew's monotone chain.
-        while len(corners) > 1 and _slope(corners[-1], corner) > _slope(corners[-2], corners[-1]):
+        while len(corners) > 1 and _slope(corners[-1], corner, busy) > _slope(corners[-2], corners[-1], busy):
             corners.pop()
         if corner[1] > corners[-1][1]:
             corners.append(corner)
-    return Envelope(tuple(gpus for gpus, _ in corners), tuple(rate for _, rate in corners))
+    return Envelope(tuple(gpus for gpus, _ in corners), tuple(rate for _, rate in corners), busy)
 
 
-def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
-    return (right[1] - left[1]) / (right[0] - left[0])
+def _slope(left: tuple[int, float], right: tuple[int, float], busy: float) -> float:
+    return (right[1] - left[1]) / (device_time(right[0], busy) - device_time(left[0], busy))

@@ -21,8 +21,8 @@ Rates = Mapping[int, float]
 def seen_rates(epochs: Iterable[EpochResult | TimedRate], batch_size: int) -> dict[str, dict[int, float]]:
     """Return the rates of epochs by type and number of GPUs: medians of the newest ones.
 
-    A rate changes with the members that run beside it. The type is "" at a site with one type, and for groups
-    on several types.
+    A rate changes with the members that run beside it, and one on a GPU that was shared is left out. The type
+    is "" at a site with one type, and for groups on several types.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def seen_rates(epochs: Iterable[EpochResult | TimedRate], batch_size: int) -> di
     rates: dict[str, dict[int, float]] = defaultdict(dict)
     for (gpu_type, gpus, size), newest in EpochHistory.of(epochs).rates.items():
         # After running out of memory, a member trains with smaller batches, at another rate.
-        if size == batch_size:
+        if gpus and size == batch_size:
             rates[gpu_type][gpus] = statistics.median(newest)
     return dict(rates)
 

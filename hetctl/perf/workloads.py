@@ -19,6 +19,7 @@ from hetctl.perf.convergence import ConvergenceForecast
 from hetctl.perf.memory_fit import gpus_left
 from hetctl.perf.rate_extrapolation import learned, prior_shapes, rate_curve, usable_rates
 from hetctl.perf.rate_prediction import USUAL_LEVEL, Level, estimated_levels, known_rates
+from hetctl.perf.sharing import NO_SHARING, GpuTerms
 
 LEARNED = ("startup_s", "evaluate_s", "checkpoint_s")
 """Times of members that were not profiled, which their training shows."""
@@ -45,6 +46,8 @@ class Workloads:
         Number of GPUs of the cluster.
     in_lockstep : bool
         True if the members train in lockstep, which tells little of their own rates (`known_rates`).
+    terms : GpuTerms
+        How members share GPUs.
 
     Attributes
     ----------
@@ -59,10 +62,11 @@ class Workloads:
         max_gpus: int,
         *,
         in_lockstep: bool = False,
+        terms: GpuTerms = NO_SHARING,
     ) -> None:
         self._members = {member.name: member for member in ensemble.members}
         self._profiles, self._max_gpus = dict(profiles), max_gpus
-        self._in_lockstep = in_lockstep
+        self._in_lockstep, self._terms = in_lockstep, terms
         self._rate_keys = ensemble.rate_keys
         self._configs = {name: compared_config(m, ensemble.rate_keys) for name, m in self._members.items()}
         self._replaced: dict[str, tuple[Mapping[str, Any], MemberProfile]] = {}
@@ -134,6 +138,10 @@ class Workloads:
             left = self.left | {name: self._workload(name) for name in outdated}
             self.left = {name: workload for name in self._members if (workload := left.get(name))}
 
+    def may_share(self, name: str) -> bool:
+        """Return true if a member may share a GPU: its memory was enough there so far."""
+        return self._terms.most > 1 and not any(gpus == 0 for _, gpus in self._unfit(name))
+
     def has_other_gpus(self, name: str, gpus: int, gpu_type: str = "") -> bool:
         """Return true if a member that has run out of memory on so many GPUs should try another number.
 
@@ -159,7 +167,7 @@ class Workloads:
         member = self._members[name]
         # A job that is too small for a member counts as large enough: planners leave the member out.
         limits = member.min_gpus, max(member.most_gpus(self._max_gpus), member.min_gpus)
-        unfit += tuple(gpus for of, gpus in self._unfit(name) if of in ("", gpu_type))
+        unfit += tuple(gpus for of, gpus in self._unfit(name) if gpus and of in ("", gpu_type))
         return gpus_left(*limits, unfit, self._fitting(name, gpu_type)) if unfit else limits
 
     def _unfit(self, name: str) -> set[tuple[str, int]]:
@@ -182,7 +190,8 @@ class Workloads:
         if gpu_type:
             rates = known.rates_by_type.get(gpu_type, known.rates if known.gpu_type == gpu_type else {})
             return {*rates, *(gpus for of, gpus, batch in seen.rates if (of, batch) == (gpu_type, size))}
-        return {*self._rates_of(name), *(gpus for _, gpus, batch in seen.batches if batch == size)}
+        trained = (gpus for _, gpus, batch in seen.batches if gpus and batch == size)
+        return {*self._rates_of(name), *trained}
 
     def _has_news(self, name: str) -> bool:
         """Update what is known of a member; return true if its rates or the length of its epochs changed."""
@@ -334,6 +343,10 @@ class Workloads:
             save_s=0.0 if self._is_unmeasured(member.name) else _save_s(member, known, curve.rates),
             notes=(*notes, *curve.notes),
             family=self._alike[member.name][0] if self._is_unmeasured(member.name) else "",
+            busy=self._terms.busy_of(known.busy) if self.may_share(member.name) else 1.0,
+            memory=self._terms.memory_of(
+                known.peak_memory_bytes or self._progress[member.name].peak_memory_bytes
+            ),
         )
 
     def _rates_by_type(self, name: str, points: Mapping[int, float]) -> dict[str, Mapping[int, float]]:
@@ -353,6 +366,7 @@ def active_workloads(
     max_gpus: int,
     *,
     in_lockstep: bool = False,
+    terms: GpuTerms = NO_SHARING,
 ) -> tuple[Workload, ...]:
     """Return the active members in the ensemble's order, each with its rates and its remaining work.
 
@@ -361,7 +375,7 @@ def active_workloads(
     at the number of GPUs that is expected to be the fastest, whichever is least. Rates that were not measured
     are estimates with a spread.
     """
-    workloads = Workloads(ensemble, profiles, max_gpus, in_lockstep=in_lockstep)
+    workloads = Workloads(ensemble, profiles, max_gpus, in_lockstep=in_lockstep, terms=terms)
     workloads.update({m.name: progress.get(m.name, Progress(m.name)) for m in ensemble.members})
     return tuple(workloads.left.values())
 

@@ -75,13 +75,20 @@ HOPS = Wording(
 
 @dataclass(frozen=True)
 class ChartLayout:
-    """Rows by (node, GPU), and the extent of the chart in seconds and points."""
+    """Rows by (node, GPU), and the extent of the chart in seconds and points.
+
+    Parameters
+    ----------
+    seats : int
+        Largest number of a seat on a shared GPU, whose row is divided by it.
+    """
 
     rows: Mapping[tuple[str, int], int]
     span_s: float
     now_s: float
     left: float
     height: float
+    seats: int = 1
 
     @property
     def width(self) -> float:
@@ -141,6 +148,7 @@ def _layout(spans: Spans | RunStatus) -> ChartLayout:
         rows={row: i for i, row in enumerate(ordered)},
         span_s=max(now, 1.0),
         now_s=now,
+        seats=max((task.seat for task in spans.tasks), default=1),
         left=min(longest, 24) * 5.6 + 28,
         height=min(max(len(ordered) * ROW, LEAST), MOST),
     )
@@ -214,7 +222,12 @@ def _boxes(task: TaskSpan, layout: ChartLayout) -> Iterator[Box]:
     first = 0
     for i in range(1, len(rows) + 1):
         if i == len(rows) or rows[i] != rows[i - 1] + 1:
-            yield task.start_s, rows[first] + 0.06, end, rows[i - 1] + 0.94
+            top, bottom = rows[first] + 0.06, rows[i - 1] + 0.94
+            if task.seat:
+                height = (bottom - top) / layout.seats
+                top += height * (task.seat - 1)
+                bottom = top + height
+            yield task.start_s, top, end, bottom
             first = i
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
@@ -138,35 +139,43 @@ def _maps(rounds: Sequence[Round], keys: Mapping[str, str], device: str) -> Iter
         sizes[placement.node] = max(sizes.get(placement.node, 0), *(gpu + 1 for gpu in placement.gpus))
     if not sizes:
         return
-    width = max(map(len, keys.values()))
+    width = max(map(len, keys.values())) + any(
+        p.seat for planned in rounds for a in planned.allocations for p in a.placement
+    )
     styles = {member: f"{ink_on(colour)} on {colour}" for member, colour in colours_of(keys).items()}
 
-    def mark(member: str | None) -> Text:
-        return Text((keys[member] if member else IDLE_MARK).ljust(width), styles[member] if member else "dim")
+    def mark(members: Sequence[str]) -> Text:
+        if not members:
+            return Text(IDLE_MARK.ljust(width), "dim")
+        first, *beside = members
+        return Text((keys[first] + "+" * bool(beside)).ljust(width), styles[first])
 
     cell = max(max(sizes.values()) * (width + 1) - 1, len("round 99"))
     per_block = max(1, (MAP_WIDTH - max(len("node"), *map(len, sizes))) // (cell + 2))
     title = f"Member on each {device_word(device, 1)} of a node, by round ({IDLE_MARK} idle)"
     for first in range(0, len(rounds), per_block):
         block = rounds[first : first + per_block]
-        held = [
-            {(p.node, gpu): a.member for a in planned.allocations for p in a.placement for gpu in p.gpus}
-            for planned in block
-        ]
+        held = [_members_by_gpu(planned) for planned in block]
         yield Section(
             title if first == 0 else "",
             headers=("node", *(f"round {planned.index}" for planned in block)),
             rows=[
                 (
                     node,
-                    *(
-                        Text(" ").join(mark(by_gpu.get((node, gpu))) for gpu in range(size))
-                        for by_gpu in held
-                    ),
+                    *(Text(" ").join(mark(by_gpu[node, gpu]) for gpu in range(size)) for by_gpu in held),
                 )
                 for node, size in sizes.items()
             ],
         )
+
+
+def _members_by_gpu(planned: Round) -> Mapping[tuple[str, int], Sequence[str]]:
+    found: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for allocation in planned.allocations:
+        for place in allocation.placement:
+            for gpu in place.gpus:
+                found[place.node, gpu].append(allocation.member)
+    return found
 
 
 def explain_table(plan: Plan) -> RenderableType:

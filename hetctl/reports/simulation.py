@@ -95,7 +95,7 @@ def _gantt_of_members(simulation: Simulation, colours: Mapping[str, str]) -> Sec
 
     marked = simulation.rounds <= MOST_MARKED
     tasks = [
-        TaskSpan(i.member, i.round_index, part.node, part.gpus, i.start_s, i.end_s, exit_code=0)
+        TaskSpan(i.member, i.round_index, part.node, part.gpus, i.start_s, i.end_s, 0, part.seat)
         for i in simulation.intervals
         for part in i.allocation.placement
     ]

@@ -241,7 +241,7 @@ def _changes_by_task_end(state: MemberFold, event: Event, member: Member, retrie
     """Return the changes of progress by the end of a task, which may count against the member."""
     progress = state.progress
     reason, description = event.record.reason, event.record.description
-    if gpus := event.record.unfit_gpus:
+    if (gpus := event.record.unfit_gpus) is not None:
         return {"unfit": tuple(sorted({*progress.unfit, (event.record.gpu_type or "", gpus)}))}
     if reason is ExitReason.OUT_OF_MEMORY:
         smaller = member.smaller_batch(progress.batch_size or member.batch_size)

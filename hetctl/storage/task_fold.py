@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -35,6 +35,10 @@ class TaskRecord:
         Energy of its GPUs or slots in joules; None: not measured.
     placement : Any
         Placement as in the event.
+    shared : str
+        The GPU that it shares; empty if it has its GPUs alone.
+    divided_s : float or None
+        Seconds of a shared GPU, each divided by the members there; None: it has its GPUs alone.
     """
 
     began_at: float
@@ -43,10 +47,14 @@ class TaskRecord:
     ended_at: float | None = None
     exit_code: int | None = None
     energy_j: float | None = None
+    shared: str = ""
+    divided_s: float | None = None
 
     @property
     def gpu_seconds(self) -> float:
         """GPU-seconds of a task that has ended; 0 before the end."""
+        if self.divided_s is not None:
+            return self.divided_s
         return 0.0 if self.ended_at is None else (self.ended_at - self.began_at) * self.gpus
 
 
@@ -104,11 +112,20 @@ def _after(tasks: Tasks, event: Event) -> Tasks:
     record = event.record
     if event.kind == "task_started":
         # Placements as in the event: rows of snapshots have them so, too.
-        return (*before, TaskRecord(event.time, record.gpus, event.data.get("placement")))
+        task = TaskRecord(event.time, record.gpus, event.data.get("placement"))
+        if part := next((place for place in record.placement if place.seat), None):
+            task = replace(task, shared=f"{part.node} {part.gpus}")
+        return (*before, task)
     return (
         *before,
         *(
-            replace(task, ended_at=event.time, exit_code=record.exit_code, energy_j=record.energy_j)
+            replace(
+                task,
+                ended_at=event.time,
+                exit_code=record.exit_code,
+                energy_j=record.energy_j,
+                divided_s=record.gpu_seconds,
+            )
             for task in open_tasks
         ),
     )
@@ -237,8 +254,10 @@ class UsageFold:
         # A new job of the run has started, so the driver of these tasks was
         # killed before it could report their end.
         abandoned = [task for task in self.open_tasks.values() if task.began_at < newest]
-        running = (task for task in self.open_tasks.values() if task.began_at >= newest)
-        held = [(now - task.began_at) * task.gpus for task in running]
+        running = [task for task in self.open_tasks.values() if task.began_at >= newest]
+        beside = Counter(task.shared for task in running)
+        # Of a shared GPU, all that are on it now count as if they had been there together.
+        held = [(now - t.began_at) * t.gpus / (beside[t.shared] if t.shared else 1) for t in running]
         lost = [(self._lost_at(task.began_at) - task.began_at) * task.gpus for task in abandoned]
         gpu_seconds = math.fsum((*self._ended.values(), *held, *lost))
         energy_j = math.fsum(self._energy.values()) if self._energy else None

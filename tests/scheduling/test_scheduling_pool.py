@@ -28,3 +28,18 @@ def test_gpus_of_a_lost_node_are_gone_whoever_holds_them() -> None:
     assert gpus.free == tuple(gpus.nodes.values()) == (CLUSTER.nodes[0], CLUSTER.nodes[2])
     gpus.add([CLUSTER.nodes[1]])
     assert (gpus.gpus, gpus.free_gpus, gpus.can_hold(BOTH)) == (6, 6, True)
+
+
+def test_a_shared_gpu_is_free_when_its_last_member_has_left() -> None:
+    gpus = Pool(CLUSTER.nodes)
+    first, second = ((Placement("node-0", (1,), seat),) for seat in (1, 2))
+    whole = (Placement("node-0", (1,)),)
+    gpus.take(first)
+    assert (gpus.can_hold(first), gpus.can_hold(second), gpus.can_hold(whole)) == (False, True, False)
+    gpus.take(second)
+    gpus.release(first)
+    assert (gpus.free_gpus, gpus.can_hold(first), gpus.can_hold(whole)) == (5, True, False)
+    gpus.release(second)
+    assert (gpus.free_gpus, gpus.can_hold(whole)) == (6, True)
+    gpus.take(whole)
+    assert not gpus.can_hold(first)

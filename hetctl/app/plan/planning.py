@@ -22,7 +22,14 @@ from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.methods.parallelism import Demand, ModeLimits, does_not_fit, too_large
-from hetctl.model.combinations import HOPS, NO_FLOTILLAS, features_of, refuse_conflicts
+from hetctl.model.combinations import (
+    HOPS,
+    NO_FLOTILLAS,
+    SEVERAL_TYPES,
+    SHARED_GPUS,
+    features_of,
+    refuse_conflicts,
+)
 from hetctl.model.cost import Cost
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError, InfeasibleError
@@ -36,6 +43,7 @@ from hetctl.model.site import MEMBERS, Cluster, Site
 from hetctl.model.training_progress import Progress
 from hetctl.model.training_settings import OFF
 from hetctl.model.workload import Workload
+from hetctl.perf.sharing import GpuTerms
 from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options, options_from
@@ -387,6 +395,8 @@ def plan_from(request: PlanRequest) -> Plan:
     ensemble, site, options = request.ensemble, request.site, request.planner_options
     refuse_conflicts(
         *(ensemble.name, *features_of(ensemble), *([HOPS] if request.mode == HOPPER else [])),
+        *([SHARED_GPUS] if options.max_per_gpu > 1 else []),
+        *([SEVERAL_TYPES] if len(site.types_in(request.scenario.cluster)) > 1 else []),
         mode=request.mode,
         sharing=request.sharing,
         balance=options.balance,
@@ -403,6 +413,7 @@ def plan_from(request: PlanRequest) -> Plan:
     members = active_workloads(
         *(request.trainable, request.profiles, request.progress, request.size.gpus),
         in_lockstep=request.scenario.lockstep,
+        terms=GpuTerms.at(site, options.max_per_gpu),
     )
     searches: Sequence[SimulatedSearch] = ()
     if request.begins_search and len(ensemble.trials) <= MOST_TRIALS:

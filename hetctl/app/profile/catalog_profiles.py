@@ -257,6 +257,7 @@ def _profile(
         # Only the first points of a job have waited for it.
         job_start_s=max(p.job_start_s for p in used),
         unfit=trained.unfit,
+        busy=next((p.busy for p in used if p.busy is not None), None),
     )
 
 

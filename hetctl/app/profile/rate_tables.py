@@ -90,7 +90,9 @@ def export_rates(project: Project, ensemble: Ensemble, site: Site, file: TextIO)
         raise BadInputError(
             f"there is no profile of {ensemble.name} at site {site.name}", "run `hetctl profile` first"
         )
-    write_rates((RateRow(p.member, p.gpus, p.rate, p.machine.gpu_type, p.samples) for p in known), file)
+    write_rates(
+        (RateRow(p.member, p.gpus, p.rate, p.machine.gpu_type, p.samples, p.busy) for p in known), file
+    )
     return len(known)
 
 
@@ -106,6 +108,7 @@ def _points(rows: Iterable[RateRow], members: Mapping[str, Member]) -> list[Prof
             measured_at=now,
             machine=Hardware(row.gpu_type or IMPORTED, IMPORTED, IMPORTED),
             samples=row.samples,
+            busy=row.busy,
         )
         for row in rows
     ]

@@ -181,6 +181,7 @@ class RunView:
                         *(name, index, place["node"], tuple(place["gpus"]), task.began_at - start),
                         end_s=None if end is None else end - start,
                         exit_code=task.exit_code,
+                        seat=place.get("seat", 0),
                     )
 
     def _round(self, index: int, start: float, going_on: Set[int]) -> RoundSpan:
@@ -207,6 +208,8 @@ class RunView:
     ) -> MemberStatus:
         member, progress = self._members[name], self.state.progress[name]
         held, trials = _held(own), self.state.facts.trials
+        tasks = list(chain.from_iterable(self.state.tasks_of(name).values()))
+        alone = [s for s in own if s.end_s is not None and not s.seat]
         objective, epochs = member.objective, EpochHistory.of(progress.epochs)
         return MemberStatus(
             member=name,
@@ -228,8 +231,13 @@ class RunView:
             mode=objective.mode,
             config=trials[name].record.config if name in trials else member.config,
             is_trial=name in trials,
-            gpu_seconds=sum((s.end_s - s.start_s) * len(s.gpus) for s in own if s.end_s is not None),
-            energy_j=_energy_j(chain.from_iterable(self.state.tasks_of(name).values())),
+            gpu_seconds=math.fsum(
+                (
+                    *((s.end_s - s.start_s) * len(s.gpus) for s in alone if s.end_s is not None),
+                    *(task.divided_s for task in tasks if task.divided_s),
+                )
+            ),
+            energy_j=_energy_j(tasks),
             best_epoch=progress.best_epoch,
             best_checkpoint=progress.best_checkpoint,
             samples_per_epoch=progress.samples_per_epoch,
@@ -281,12 +289,16 @@ def rate_warning(wrong: Sequence[str]) -> str:
 
 
 def on_gpus(numbers: Sequence[tuple[str, int]]) -> str:
-    """Return ``on 1 GPU``, ``on 1 and 2 GPUs of type V100``, .. for types and numbers of GPUs."""
+    """Return ``on 1 GPU``, ``on 1 and 2 GPUs of type V100``, .. for types and numbers of GPUs.
+
+    0 is ``on a part of 1 GPU``.
+    """
     of_type: dict[str, list[int]] = defaultdict(list)
     for gpu_type, count in numbers:
         of_type[gpu_type].append(count)
     return " and ".join(
-        f"on {' and '.join(map(str, counts))} GPU{'s' * (max(counts) != 1)}" + (kind and f" of type {kind}")
+        f"on {' and '.join(str(count or 'a part of 1') for count in counts)} GPU{'s' * (max(counts) > 1)}"
+        + (kind and f" of type {kind}")
         for kind, counts in of_type.items()
     )
 

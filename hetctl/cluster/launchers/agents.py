@@ -12,7 +12,7 @@ from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import NODES, Node, Site
 
 NodeGpu = tuple[str, int]
-"""Name of a node, and number of one of its GPUs."""
+"""Name of a node, and number of one of its GPUs; of a rank in a later seat, its number (`gpus_of`)."""
 Sets = tuple[ResourceSet, ...]
 Placements = Mapping[str, tuple[Placement, ...]]
 """Placements by name of the member."""
@@ -21,9 +21,15 @@ AGENTS = "agents"
 """Name of the step that covers all nodes."""
 
 
-def gpus_of(placement: Iterable[Placement]) -> tuple[NodeGpu, ...]:
-    """Return the GPUs of a group in the order of its ranks."""
-    return tuple((place.node, gpu) for place in placement for gpu in place.gpus)
+def gpus_of(placement: Iterable[Placement], per_node: int) -> tuple[NodeGpu, ...]:
+    """Return the numbers of a group's ranks on their nodes, in the order of the ranks.
+
+    A rank has the number of its GPU. With several members on a GPU, those in later seats have numbers beyond
+    the GPUs of a node: `number % per_node` is the GPU.
+    """
+    return tuple(
+        (place.node, gpu + max(place.seat - 1, 0) * per_node) for place in placement for gpu in place.gpus
+    )
 
 
 def round_prefix(index: int) -> str:
@@ -153,14 +159,18 @@ def _spread(allocation: Allocation) -> str:
 
 def _refuse_misfits(allocations: Sequence[Allocation], nodes: Sequence[Node]) -> None:
     free = {node.name: set(node.gpus) for node in nodes}
+    shared = set[NodeGpu]()
     for allocation in allocations:
-        gpus = gpus_of(allocation.placement)
+        gpus = [(place.node, gpu) for place in allocation.placement for gpu in place.gpus]
         if len(gpus) != allocation.gpus or len(set(gpus)) != len(gpus):
             raise InfeasibleError(
                 f"member {allocation.member} has {allocation.gpus} GPUs, but is placed on {len(set(gpus))}",
                 "choose another --planner",
             )
         for place in allocation.placement:
+            if place.seat and not shared.isdisjoint(gpus):
+                continue
+            shared |= {*gpus} if place.seat else set()
             left = free.get(place.node, set())
             if not left.issuperset(place.gpus):
                 raise InfeasibleError(

@@ -132,9 +132,10 @@ class Agent:
         self._released = False
         # The counter includes kills in the control group before this agent.
         self._oom_kills = oom_kills()
-        self._memory = MemoryWatch(self._assignment.memory_per_gpu, len(self._assignment.gpus))
+        of_node = self._assignment.gpus_of_node
+        self._memory = MemoryWatch(self._assignment.memory_per_gpu, len(self._assignment.gpus), of_node)
         seen = visible_gpus(gpus_of_node(), os.environ) if self._assignment.device == GPU else ()
-        self._energy = EnergyMeter(self._assignment.gpus, seen, self._assignment.gpus_of_node)
+        self._energy = EnergyMeter(self._assignment.gpus, seen, of_node)
         self._overuse: dict[int, Overuse] = {}
         stage = self._assignment.stage
         self._staging = Staging(self._assignment.node, stage) if stage else None

@@ -49,7 +49,7 @@ class Binding:
     node : str
         Name of the node in the batch system.
     gpu : int
-        Number of the GPU or slot on the node.
+        Number of the rank on the node: of its GPU or slot, or in a later seat there a larger one.
     device : int or None
         Index of the GPU among those that the agent's processes see; None for a slot.
     cores : tuple of int
@@ -69,11 +69,13 @@ class Binding:
 
 
 def binding_of(assignment: AgentAssignment, gpu: int, facts: AgentFacts) -> Binding:
-    """Return the GPU and the cores of a rank: cores near the GPU if a library or the site file has them.
+    """Return the GPU and the cores of a rank by its number: cores near the GPU if they are known.
 
-    Else the cores follow from the GPU's number, or, if the agent has no more cores than its GPUs need, they
-    are divided in order. With fewer cores than in the site file, ranks share them.
+    A management library knows them, or the site file. Ranks that share a GPU share its cores, too. Else the
+    cores follow from the GPU's number, or, if the agent has no more cores than its GPUs need, they are
+    divided in order. With fewer cores than in the site file, ranks share them.
     """
+    rank, gpu = gpu, gpu if gpu in assignment.gpus else gpu % assignment.gpus_of_node
     index = assignment.gpus.index(gpu)
     device = index if assignment.device == GPU else None
     confined = len(facts.cores) <= len(assignment.gpus) * assignment.cores_per_gpu
@@ -91,4 +93,4 @@ def binding_of(assignment: AgentAssignment, gpu: int, facts: AgentFacts) -> Bind
             cores, place = usable, sum(other == near for other in known[:position])
     first = place * assignment.cores_per_gpu
     own = {cores[core % len(cores)] for core in range(first, first + assignment.cores_per_gpu)}
-    return Binding(assignment.node, gpu, device, tuple(sorted(own)), assignment.memory_per_gpu)
+    return Binding(assignment.node, rank, device, tuple(sorted(own)), assignment.memory_per_gpu)

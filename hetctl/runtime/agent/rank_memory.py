@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -65,21 +67,27 @@ class MemoryUse:
 
 
 def most_above(
-    private: Mapping[int, int], share: int, memories: Iterable[MemoryUse]
+    private: Mapping[int, int], share: int, memories: Iterable[MemoryUse], per_node: int = sys.maxsize
 ) -> tuple[int, Overuse] | None:
-    """Return the GPU of the rank to end: the one most above its share, if any memory is nearly full.
+    """Return the rank to end, if any memory is nearly full: the largest on a GPU above its share.
 
     Parameters
     ----------
     private : mapping of int to int
-        Private memory of each rank and its commands in bytes, by GPU.
+        Private memory of each rank and its commands in bytes, by number (`gpus_of`).
     share : int
-        Share of each rank in bytes. A rank may use more while memory is free.
+        Share in bytes of the ranks on a GPU. They may use more while memory is free.
+    per_node : int
+        Number of all GPUs of the node.
     """
-    if not private or not any(memory.nearly_full for memory in memories):
+    if not any(memory.nearly_full for memory in memories):
         return None
-    gpu = max(private, key=lambda gpu: private[gpu])
-    return (gpu, Overuse(private[gpu], share)) if private[gpu] > share else None
+    used = Counter[int]()
+    for rank, own in private.items():
+        used[rank % per_node] += own
+    above = [rank for rank in private if used[rank % per_node] > share]
+    found = max(above, key=lambda rank: private[rank], default=None)
+    return None if found is None else (found, Overuse(private[found], share))
 
 
 class MemoryWatch:
@@ -91,9 +99,12 @@ class MemoryWatch:
         Bytes of the node's memory for each GPU.
     gpus : int
         Number of the job's GPUs on this node.
+    per_node : int
+        Number of all GPUs of the node.
     """
 
-    def __init__(self, share: int, gpus: int) -> None:
+    def __init__(self, share: int, gpus: int, per_node: int = sys.maxsize) -> None:
+        self._per_node = per_node
         machine = machine_memory().limit
         # For no limit version 1 writes a number near 2**63, version 2 the word max.
         self._groups = tuple(group for group in limited_groups() if group.limit < machine)
@@ -116,7 +127,8 @@ class MemoryWatch:
         forked = {pids[gpu]: command for gpu, command in commands.items() if gpu in pids}
         own = bytes_with_commands(pids.values(), forked)
         private = {gpu: own[pid] for gpu, pid in pids.items()}
-        return most_above(private, self._share, [*memories, MemoryUse(sum(private.values()), self._limit)])
+        memories.append(MemoryUse(sum(private.values()), self._limit))
+        return most_above(private, self._share, memories, self._per_node)
 
 
 def machine_memory(processes: Path = PROCESSES) -> MemoryUse:

@@ -91,6 +91,8 @@ class RankGroup:
         Energy of its GPUs or slots in joules; None if nothing was measured.
     killed : bool
         True if the remaining ranks were killed after a failure.
+    divided_s : float or None
+        Seconds of a shared GPU, each divided by the groups there; None if it has its GPUs alone.
     """
 
     task: TaskMessage
@@ -118,6 +120,7 @@ class RankGroup:
     ending: float | None = None
     killed: bool = False
     energy_j: float | None = None
+    divided_s: float | None = None
 
     @property
     def name(self) -> str:

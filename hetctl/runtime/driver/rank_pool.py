@@ -95,6 +95,7 @@ class RankPool:
         self._energy_j: dict[NodeGpu, float] = {}
         """Energy of GPUs or slots since their present agent began."""
         self._next_watch = 0.0
+        self._divided_at, self._has_seats = time.monotonic(), False
         self._is_urgent = False
 
     @property
@@ -142,11 +143,14 @@ class RankPool:
         for name, held in sets.items():
             self.agents.start_step(name, held, task.log if own else None, frameworks)
         step_on = {each.node: name for name, held in sets.items() for each in held}
-        slots = [self._rank_for(gpu, step_on[gpu[0]], code) for gpu in gpus_of(placement)]
+        gpus = gpus_of(placement, site.gpus_per_node)
+        slots = [self._rank_for(gpu, step_on[gpu[0]], code) for gpu in gpus]
         running = self._running[task.name] = RankGroup(
             *(task, placement, slots, own, secrets.token_hex(32)),
             *(log_start, time.time(), time.monotonic()),
         )
+        self._divide_time()
+        self._has_seats |= any(part.seat for part in placement)
         for slot in slots:
             slot.group = running
         self._assign(running)
@@ -166,6 +170,7 @@ class RankPool:
         """Return the groups that have ended since the last call, and free their GPUs."""
         self.agents.receive()
         self._record_killed_ranks(time.monotonic())
+        self._divide_time()
         due = time.monotonic() >= self._next_watch
         for running in self._running.values():
             self._assign(running)
@@ -249,13 +254,14 @@ class RankPool:
 
     def on_energy(self, used_j: Mapping[NodeGpu, float]) -> None:
         """Add the joules that GPUs or slots have used since the last message to the groups there."""
+        at_work = self._groups_by_gpu()
         for gpu, joules in used_j.items():
-            slot, before_j = self._slots.get(gpu), self._energy_j.get(gpu, 0.0)
+            before_j, groups = self._energy_j.get(gpu, 0.0), at_work.get(gpu, [])
             self._energy_j[gpu] = joules
-            if slot and slot.group:
-                # A new agent counts from 0.
-                more_j = joules - before_j if joules >= before_j else joules
-                slot.group.energy_j = (slot.group.energy_j or 0.0) + more_j
+            # A new agent counts from 0.
+            more_j = joules - before_j if joules >= before_j else joules
+            for group in groups:
+                group.energy_j = (group.energy_j or 0.0) + more_j / len(groups)
 
     def on_end(self, gpu: NodeGpu, exit_code: int, overuse: Overuse | None, node: str) -> None:
         """Record the end of a rank; a killed rank may be the first sign of the loss of its node."""
@@ -267,7 +273,8 @@ class RankPool:
             return
         group = slot.group if slot else None
         if overuse and group:
-            group.note_overuse(overuse, f"the rank on GPU {gpu[1]} of {node}")
+            number = gpu[1] % self.agents.site.gpus_per_node
+            group.note_overuse(overuse, f"the rank on GPU {number} of {node}")
         if exit_code == KILLED and group:
             # The loss of an agent kills its ranks, and a rank's end may be reported first.
             self._killed[gpu] = time.monotonic() + NODE_LOSS_DELAY_S
@@ -301,6 +308,22 @@ class RankPool:
         of_step = [gpu for gpu, slot in self._slots.items() if slot.step == step]
         for gpu in [gpu for gpu in of_step if node in ("", gpu[0])]:
             self._record_lost_rank(gpu, exit_code, output, lost_node)
+
+    def _groups_by_gpu(self) -> dict[NodeGpu, list[RankGroup]]:
+        found: dict[NodeGpu, list[RankGroup]] = {}
+        for (node, rank), slot in self._slots.items():
+            if slot.group:
+                found.setdefault((node, rank % self.agents.site.gpus_per_node), []).append(slot.group)
+        return found
+
+    def _divide_time(self) -> None:
+        """Count the time since the last call for those who share a GPU."""
+        now, before = time.monotonic(), self._divided_at
+        self._divided_at = now
+        for groups in self._groups_by_gpu().values() if self._has_seats else ():
+            if groups[0].placement[0].seat:
+                for group in groups:
+                    group.divided_s = (group.divided_s or 0.0) + (now - before) / len(groups)
 
     def _rank_for(self, gpu: NodeGpu, step: str, code: TrainingCode | None) -> RankSlot:
         """Return the GPU's rank, or a new one if there is none or it has loaded other code."""

@@ -142,7 +142,7 @@ class Rounds:
                 peak = report.peak_memory_bytes or members.peak_memory(group.name)
                 description = with_peak(description, peak)
         found = (group.exit_code, reason, description, unfit_gpus, group.energy_j, gpu_type)
-        self._write_end(running.round, group.name, *found)
+        self._write_end(running.round, group.name, *found, group.divided_s)
         return reason
 
     def end(self, index: int, reason: str) -> None:
@@ -161,6 +161,7 @@ class Rounds:
         unfit_gpus: int | None = None,
         energy_j: float | None = None,
         gpu_type: str | None = None,
+        gpu_seconds: float | None = None,
     ) -> None:
         self.queue.writer(DRIVER, index).write(
             "task_ended",
@@ -171,6 +172,7 @@ class Rounds:
             fault=reason in MEMBER_FAULTS and unfit_gpus is None,
             unfit_gpus=unfit_gpus,
             **({} if energy_j is None else {"energy_j": round(energy_j, 1)}),
+            **({} if gpu_seconds is None else {"gpu_seconds": round(gpu_seconds, 1)}),
             gpu_type=gpu_type,
         )
 

@@ -12,9 +12,10 @@ from hetctl.model.errors import is_transient
 from hetctl.model.plan import DATA_PARALLEL, Allocation
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.workload import Workload
+from hetctl.perf.sharing import GpuTerms
 from hetctl.perf.workloads import Workloads
 from hetctl.scheduling.job_scheduler import ObservedMembers, RunningTask
-from hetctl.scheduling.planners.base import RunningMember
+from hetctl.scheduling.planners.base import RunningMember, options_from
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_results import keep_results, results_of
@@ -76,6 +77,7 @@ class RunMembers:
             self._profiles,
             self._gpus,
             in_lockstep=spec.sharing == LOCKSTEP,
+            terms=GpuTerms.at(spec.site, options_from(spec.options).max_per_gpu),
         )
 
     @property
@@ -135,7 +137,12 @@ class RunMembers:
         return self._trials.planned_like(name) if self._trials else name
 
     def unfit_gpus(self, allocation: Allocation, gpu_type: str) -> int | None:
-        """Return the GPUs of a member out of memory, if it should try another number of them; else None."""
+        """Return the GPUs of a member out of memory, if it should try another number of them; else None.
+
+        0 means that it shared a GPU, and is not to do so again.
+        """
+        if not allocation.own_gpus and self._workloads.may_share(allocation.member):
+            return 0
         tries = allocation.mode == DATA_PARALLEL and self._workloads.has_other_gpus(
             allocation.member, allocation.gpus, gpu_type
         )
@@ -167,8 +174,11 @@ class RunMembers:
             workload, allocation = left[name], task.task.allocation
             # With several types of GPU, use the rate of the allocation's own type.
             rates = {} if workload.rates_by_type else workload.rates
-            rate = rates.get(allocation.gpus, allocation.rate)
-            since = self._state.reports[task.round, name].epoch_since
+            report = self._state.reports[task.round, name]
+            rate, since = rates.get(allocation.gpus, allocation.rate), report.epoch_since
+            if not allocation.own_gpus:
+                # Those who sit beside it come and go.
+                rate = report.rate or allocation.rate
             known = as_of_now(workload, progress[name].part_samples, rate, since, now)
             yield RunningMember(known, allocation, task.since_s)
 

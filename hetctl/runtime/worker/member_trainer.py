@@ -195,6 +195,8 @@ class MemberTrainer(ABC):
         Function that returns true if an earlier task of the member has reported a checkpoint.
     saver : Saver or None
         Writer of checkpoints; None: a thread that writes the whole network.
+    shares_gpu : bool
+        True if other members may train on its GPU.
     """
 
     member: Member
@@ -215,6 +217,7 @@ class MemberTrainer(ABC):
     show: Callable[[EpochResult], None] = lambda _: None
     has_saved: Callable[[], bool] = lambda: False
     saver: Saver | None = None
+    shares_gpu: bool = False
     state: TrainingState = field(default_factory=TrainingState)
 
     def __post_init__(self) -> None:
@@ -323,8 +326,13 @@ class MemberTrainer(ABC):
             self.network.scale_learning_rate(self.gpus / self.state.gpus)
         self.state = replace(self.state, gpus=self.gpus)
 
+    @property
+    def own_gpus(self) -> int:
+        """Number of GPUs that its rates are of: 0 if it shares one."""
+        return 0 if self.shares_gpu else self.gpus
+
     def _epoch_seconds_left(self) -> float:
-        same_size = [epoch.duration_s for epoch in self.state.epochs if epoch.gpus == self.gpus]
+        same_size = [epoch.duration_s for epoch in self.state.epochs if epoch.gpus == self.own_gpus]
         seconds = same_size[-1] if same_size else self.expected_epoch_s
         return seconds * (1 - self.state.part_samples / self.training.samples)
 
@@ -347,7 +355,7 @@ class MemberTrainer(ABC):
         )
 
     def _report_rate(self, rate: float, error: float) -> None:
-        timed = TimedRate(rate, self.gpus, self.member.batch_size, self.gpu_type, error, time.time())
+        timed = TimedRate(rate, self.own_gpus, self.member.batch_size, self.gpu_type, error, time.time())
         self.events.write("rate", **encode(timed))
 
     def _finish_epoch(self, number: int, rate: float | None, *, is_whole: bool) -> None:
@@ -365,7 +373,7 @@ class MemberTrainer(ABC):
             epoch=number,
             metrics={"loss": self.state.part_loss / self.state.part_samples, **metrics},
             duration_s=self.state.part_s,
-            gpus=self.gpus,
+            gpus=self.own_gpus,
             finished_at=time.time(),
             rate=rate,
             batch_size=self.member.batch_size,

@@ -290,6 +290,7 @@ def trainer_fields(
         "events": context.reporter(task),
         "stop": make_stop_signal(context, spec, assignment),
         "gpus": allocation.gpus,
+        "shares_gpu": not allocation.own_gpus,
         # An estimate must not keep an epoch from beginning.
         "expected_epoch_s": training.samples / allocation.rate if allocation.rate_known else 0.0,
         "launched_at": assignment.launched_at,

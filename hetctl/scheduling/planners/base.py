@@ -135,6 +135,8 @@ class Options:
         Placement of layers on parameter servers.
     in_flight : int or None
         Minibatches of a virtual worker in flight, N_m; None: the best number.
+    max_per_gpu : int
+        Largest number of members on one GPU, each in a process of its own.
     """
 
     delta: float | None = None
@@ -152,6 +154,7 @@ class Options:
     clock_distance: int = 0
     ps_placement: str = PS_PLACEMENTS[0]
     in_flight: int | None = None
+    max_per_gpu: int = 1
 
 
 @dataclass(frozen=True)
@@ -354,6 +357,9 @@ def nearest(name: str, known: Mapping[str, Any]) -> str:
     return f"did you mean {close[0]}?" if close else f"one of: {', '.join(known)}"
 
 
+MOST_PER_GPU = 16
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -378,5 +384,6 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "clock_distance": (lambda v: _is_whole(v) and v >= 0, "a whole number, at least 0"),
     "ps_placement": (lambda v: v in PS_PLACEMENTS, f"one of: {', '.join(PS_PLACEMENTS)}"),
     "in_flight": (lambda v: v is None or (_is_whole(v) and v >= 1), "a whole number, at least 1"),
+    "max_per_gpu": (lambda v: _is_whole(v) and 1 <= v <= MOST_PER_GPU, f"a number from 1 to {MOST_PER_GPU}"),
 }
 assert set(_RULES) == {field.name for field in fields(Options)}

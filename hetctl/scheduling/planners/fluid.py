@@ -7,6 +7,9 @@ the time left, the larger for the rest of it (its `share`). As in McNaughton's w
 time at which a member has its share does not matter, so each has it in one piece: a member that has
 begun it continues, and one that cannot wait any longer replaces the one that can wait longest. All is
 computed again after each change from the work then left, so a member catches up with any lag.
+
+With `Options.max_per_gpu` above 1 members on one GPU share it: the optimum then divides the time of the
+devices, and `planners/sharing.py` says who sits with whom.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from hetctl.model.workload import Workload
 from hetctl.perf.bounds import Envelope, WaitingMember, envelope_of, fluid_time
 from hetctl.scheduling.planners import mean_jct
 from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Planner, Request, RunningMember, gpus_after
-from hetctl.scheduling.planners.placement import NodeCapacity, place_members
+from hetctl.scheduling.planners.sharing import SharedCapacity, Sitter, place_shared, seats_of
 
 URGENT = 0.999
 """Part of the time left: a member whose share takes more of it cannot wait."""
@@ -50,6 +53,8 @@ class FluidCandidate:
         GPUs chosen for it now.
     number : int
         Its place in the order of arrival, if it waits.
+    slack : float
+        Factor by which it may be slowed down and still have its share.
     """
 
     workload: Workload
@@ -61,6 +66,12 @@ class FluidCandidate:
     share_s: float = 0.0
     gpus: int = 0
     number: int = -1
+    slack: float = 1.0
+
+    @property
+    def sitter(self) -> Sitter:
+        """The member as it may share a GPU."""
+        return Sitter(self.workload, self.slack)
 
     @property
     def start_s(self) -> float:
@@ -73,10 +84,10 @@ class FluidCandidate:
         # Its present GPUs may have turned out to be more than it can use.
         return self.workload.samples_left / rates.get(gpus, rates[min(gpus, self.workload.max_gpus)])
 
-    def grow(self, capacity: NodeCapacity, gpus: int) -> None:
+    def grow(self, capacity: SharedCapacity, gpus: int) -> None:
         """Increase its GPUs up to `gpus`, as far as there is room; it never gets some but too few."""
         for count in range(gpus, max(self.gpus, self.workload.min_gpus - 1), -1):
-            if capacity.change(self.gpus, count):
+            if capacity.change(self.sitter, self.gpus, count):
                 self.gpus = count
                 return
 
@@ -89,9 +100,14 @@ def decide(request: Request) -> Decision:
     if request.options.objective == MEAN_JCT:
         return mean_jct.decide(request)
     jobs, others, time_s = _candidates(request)
-    jobs = choose(jobs, others, NodeCapacity(request.all_nodes), time_s)
+    held = {name: (seat.node, seat.gpus[0]) for name, seat in seats_of(request.held).items()}
+    capacity = SharedCapacity(request.all_nodes, request.options.max_per_gpu, held)
+    jobs = choose(jobs, others, capacity, time_s)
+    capacity.spread()
     jobs.sort(key=lambda job: job.number)
-    decision, given = place_members(request, {job.workload.name: job.gpus for job in jobs})
+    sitters = {sitter.workload.name for one in capacity.shared for sitter in one.sitters}
+    counts = {job.workload.name: job.gpus for job in jobs if job.workload.name not in sitters}
+    decision, given = place_shared(request, counts, capacity.shared)
     for job in jobs:
         job.gpus = given.get(job.workload.name, 0)
     # Changes that follow one another faster than restarts would cost more than they gain.
@@ -107,7 +123,7 @@ def _candidates(request: Request) -> tuple[list[FluidCandidate], Iterator[FluidC
     held = [
         FluidCandidate(
             h.workload,
-            envelope_of(tried.get(h.workload.name, h.workload.rates), request.gpus),
+            envelope_of(tried.get(h.workload.name, h.workload.rates), request.gpus, h.workload.busy),
             h.allocation.gpus,
             h.fixed,
         )
@@ -199,11 +215,13 @@ def _mixed(job: FluidCandidate, time_s: float) -> FluidCandidate:
         # Any other member restarts now, which takes time from `low`.
         work = left - slow * max(time_s - start_s, 0.0)
     job.share_s = work / (fast - slow)
+    if job.high == 1:
+        job.slack = time_s / job.share_s if job.share_s > 0 else math.inf
     return job
 
 
 def choose(
-    jobs: list[FluidCandidate], others: Iterator[FluidCandidate], capacity: NodeCapacity, time_s: float
+    jobs: list[FluidCandidate], others: Iterator[FluidCandidate], capacity: SharedCapacity, time_s: float
 ) -> list[FluidCandidate]:
     """Set the GPUs of each job, as far as they fit on the nodes together; return those considered.
 
@@ -215,6 +233,7 @@ def choose(
     """
     fixed = [job for job in jobs if job.fixed]
     for job in fixed:
+        job.slack = math.inf
         job.grow(capacity, job.holds)
     free = [job for job in jobs if not job.fixed]
 
@@ -232,7 +251,7 @@ def choose(
 
 
 def _follow_the_optimum(
-    jobs: list[FluidCandidate], others: Iterator[FluidCandidate], capacity: NodeCapacity, time_s: float
+    jobs: list[FluidCandidate], others: Iterator[FluidCandidate], capacity: SharedCapacity, time_s: float
 ) -> None:
     def urgency(job: FluidCandidate) -> tuple[bool, bool, float]:
         return job.share_s < URGENT * time_s, job.holds != job.high, -job.share_s
@@ -240,20 +259,24 @@ def _follow_the_optimum(
     for job in sorted(jobs, key=lambda job: (job.holds != job.low, -job.low)):
         job.grow(capacity, job.low)
     for job in merge(sorted(jobs, key=urgency), others, key=urgency):
-        if not capacity.left:
+        if capacity.is_full:
             break
-        if (job.share_s > LEAST_SHARE_S or not job.gpus) and capacity.change(job.gpus, job.high):
+        if (job.share_s > LEAST_SHARE_S or not job.gpus) and capacity.change(job.sitter, job.gpus, job.high):
             job.gpus = job.high
+    capacity.may_move = False
     for job in sorted(jobs, key=_by_share):
         job.grow(capacity, job.high if job.share_s > LEAST_SHARE_S or not job.gpus else job.holds)
 
 
-def _finish(jobs: list[FluidCandidate], others: Iterator[FluidCandidate], capacity: NodeCapacity) -> None:
+def _finish(jobs: list[FluidCandidate], others: Iterator[FluidCandidate], capacity: SharedCapacity) -> None:
     """Start waiting members, the longest first, and grow the last ones if that gains; stop none."""
+    capacity.may_move = False
     for job in jobs:
+        if job.holds:
+            job.slack = math.inf
         job.grow(capacity, job.holds)
     for job in merge(sorted(jobs, key=_by_share), others, key=_by_share):
-        if not capacity.left:
+        if capacity.is_full:
             break
         if not job.gpus:
             job.grow(capacity, job.high)

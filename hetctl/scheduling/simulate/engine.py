@@ -6,7 +6,7 @@ import heapq
 import math
 import random
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
@@ -14,6 +14,7 @@ from hetctl.model.errors import InfeasibleError
 from hetctl.model.events import ExitReason
 from hetctl.model.plan import Allocation
 from hetctl.model.workload import Workload
+from hetctl.perf.sharing import slowdown
 from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Start, Stop
 from hetctl.scheduling.events import (
     JobOpened,
@@ -64,6 +65,9 @@ class Engine:
         self._arrivals = deque(sorted(arrivals, key=lambda arrival: arrival.at_s))
         self._rounds: dict[int, set[int]] = {}
         self._touched: set[int] = set()
+        self._shared: dict[tuple[str, int], set[int]] = defaultdict(set)
+        """Tasks in seats by node and GPU."""
+        self._touched_gpus: set[tuple[str, int]] = set()
         self._down: set[str] = set()
         self._next_round, self._planner_state = 0, None
         self._queue: list[tuple[float, int, int, str]] = []
@@ -136,7 +140,10 @@ class Engine:
         self._carry_out(self._scheduler.schedule(self.now))
         for number in self._touched & self._rounds.keys():
             self._set_pace(self._rounds[number])
+        for gpu in self._touched_gpus:
+            self._set_shared_pace(self._shared[gpu])
         self._touched.clear()
+        self._touched_gpus.clear()
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
@@ -163,6 +170,9 @@ class Engine:
             assert task is not None
             index = self._members.begin(task)
             self._rounds[command.round].add(index)
+            if gpu := shared_gpu(allocation):
+                self._shared[gpu].add(index)
+                self._touched_gpus.add(gpu)
             self._expect(index)
             if learner := self._scenario.rate_learner:
                 heapq.heappush(self._queue, (task.ready_s + learner.known_s, RATE_KNOWN, index, ""))
@@ -253,6 +263,9 @@ class Engine:
         self._ended_gpu_s += task.allocation.gpus * (task.end_s - task.start_s)
         self._rounds[task.round_index].discard(index)
         self._touched.add(task.round_index)
+        if gpu := shared_gpu(task.allocation):
+            self._shared[gpu].discard(index)
+            self._touched_gpus.add(gpu)
         if task.converged:
             self._follow(task.workload.name)
             return TaskEnded(self.now, task.workload.name, ExitReason.FINISHED)
@@ -277,10 +290,20 @@ class Engine:
             return
         rate = min(self.tasks[index].allocation.rate for index in indices)
         for index in indices:
-            task = self.tasks[index]
-            if task.rate != rate and not self._is_stopping(task):
-                self.tasks[index] = with_rate(task, self.now, rate, *self._limits)
-                self._expect(index)
+            self._set_rate(index, rate)
+
+    def _set_shared_pace(self, indices: Iterable[int]) -> None:
+        """Set the rates of members that share a GPU."""
+        workloads = {index: self.tasks[index].workload for index in indices}
+        slower = slowdown(workload.busy for workload in workloads.values())
+        for index, workload in workloads.items():
+            self._set_rate(index, workload.rates[1] / slower)
+
+    def _set_rate(self, index: int, rate: float) -> None:
+        task = self.tasks[index]
+        if task.rate != rate and not self._is_stopping(task):
+            self.tasks[index] = with_rate(task, self.now, rate, *self._limits)
+            self._expect(index)
 
     def _plan_fitting(
         self, planner: Planner, request: Request, fits: Callable[[Allocation], bool]
@@ -291,6 +314,11 @@ class Engine:
         if self._note:
             self._note(request, decision)
         return decision, left_out
+
+
+def shared_gpu(allocation: Allocation) -> tuple[str, int] | None:
+    """Return the node and the GPU of a member in a seat; None of any other."""
+    return next(((part.node, part.gpus[0]) for part in allocation.placement if part.seat), None)
 
 
 def _too_short(timing: JobTiming, member: str, needed_s: float) -> InfeasibleError:

@@ -11,9 +11,9 @@ from hetctl.model.simulation import Interval, Simulation
 from hetctl.perf.bounds import makespan_bound, mean_jct_bound
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import MEAN_JCT, Options, Planner
-from hetctl.scheduling.simulate.engine import Engine
+from hetctl.scheduling.simulate.engine import Engine, shared_gpu
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario, Successors, jobs_of
-from hetctl.scheduling.simulate.simulated_task import forecasts
+from hetctl.scheduling.simulate.simulated_task import SimulatedTask, forecasts
 
 
 def simulate(
@@ -47,7 +47,7 @@ def simulate(
     jobs = jobs_of(arrivals)
     mean = options.objective == MEAN_JCT
     bound_s = (mean_jct_bound if mean else makespan_bound)(jobs, scenario.cluster.gpus)
-    busy = math.fsum(s.allocation.gpus * (s.end_s - s.start_s - s.startup_s) for s in engine.tasks)
+    busy = math.fsum(map(_busy_s, engine.tasks))
     whole = scenario.cluster.gpus * makespan_s
     return Simulation(
         planner=planner.name,
@@ -72,6 +72,13 @@ def simulate(
         members=members,
         options=asdict(options),
     )
+
+
+def _busy_s(task: SimulatedTask) -> float:
+    """Return the GPU-seconds of a task's training; in a seat those in which its device is busy with it."""
+    if shared_gpu(task.allocation):
+        return task.samples * task.workload.busy / task.workload.rates[1]
+    return task.allocation.gpus * (task.end_s - task.start_s - task.startup_s)
 
 
 COMPARISON_S = 0.5

@@ -40,7 +40,14 @@ def placements(*allocations: Allocation) -> dict[str, tuple[Placement, ...]]:
 
 
 def test_gpus_are_in_the_order_of_the_ranks() -> None:
-    assert gpus_of(member("m", ("n2", (1, 3)), ("n1", (0,))).placement) == (("n2", 1), ("n2", 3), ("n1", 0))
+    assert gpus_of(member("m", ("n2", (1, 3)), ("n1", (0,))).placement, 4) == (
+        ("n2", 1),
+        ("n2", 3),
+        ("n1", 0),
+    )
+    assert [gpus_of([Placement("n", (3,), seat)], 4) for seat in (1, 2, 3)] == [
+        *((("n", 3),), (("n", 7),), (("n", 11),))
+    ]
 
 
 def test_by_nodes_one_step_serves_all_members() -> None:

@@ -27,6 +27,14 @@ def test_a_slot_has_cores_of_its_own_and_no_device():
     ]
 
 
+def test_ranks_that_share_a_gpu_have_its_device_and_cores():
+    assignment = replace(assignment_of("n1", (2, 3), "gpu", 2), gpus_of_node=4)
+    facts = AgentFacts("s", "h", {}, (4, 5, 6, 7))
+    assert [binding_of(assignment, rank, facts) for rank in (3, 7, 11)] == [
+        Binding("n1", rank, 1, (6, 7), 2**30) for rank in (3, 7, 11)
+    ]
+
+
 def test_the_device_of_a_gpu_is_its_index_among_visible_ones():
     assignment = assignment_of("n1", (2, 5), "gpu", 1)
     assert [

@@ -179,6 +179,12 @@ def test_the_rank_most_above_its_share_ends_if_memory_is_full(private, memories,
     assert most_above(private, 40, memories) == ended
 
 
+def test_of_ranks_that_share_a_slot_the_largest_ends_if_together_they_are_above_its_share():
+    full = [MemoryUse(99, 100)]
+    assert most_above({0: 30, 4: 25, 1: 35}, 40, full, 4) == (0, Overuse(30, 40))
+    assert most_above({0: 30, 5: 4, 1: 35}, 40, full, 4) is None
+
+
 @given(
     private=st.dictionaries(st.integers(0, 7), st.integers(0, 1000)),
     share=st.integers(1, 500),

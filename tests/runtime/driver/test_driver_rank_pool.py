@@ -156,13 +156,13 @@ class Job:
         there = alive(str(AgentFiles.within(self.folder).address))
         return [pid for pid in there if _parent(pid) == os.getpid()]
 
-    def start(self, name: str, *gpus: int, steps: int = 3, code=None, **how) -> None:
+    def start(self, name: str, *gpus: int, steps: int = 3, code=None, seat: int = 0, **how) -> None:
         how["steps"] = steps
         (self.folder / f"{name}.json").write_text(json.dumps(how))
         free = self.free()
-        placement = (Placement("localhost", gpus),)
+        placement = (Placement("localhost", gpus, seat),)
         self.rank_pool.start(TaskMessage(TRAIN, str(self.folder), name), placement, code)
-        assert (free >= set(gpus), self.free()) == (True, free.difference(gpus))
+        assert (seat > 1 or free >= set(gpus), self.free()) == (True, free.difference(gpus))
 
     def free(self) -> set[int]:
         """Return the free GPUs of this machine."""
@@ -242,6 +242,28 @@ def test_groups_have_the_energy_of_their_slots_while_they_work(job):
     # Slots 0 and 2 use 40 J between two heartbeats, slot 1 uses 20 J.
     assert (pair.energy_j % 40, one.energy_j % 20) == (0, 0)
     assert abs(pair.energy_j / 40 - one.energy_j / 20) <= 1
+
+
+def test_members_on_one_slot_have_a_rank_each_and_one_that_is_killed_ends_alone(job):
+    for seat, name in enumerate(("one", "two", "three"), start=1):
+        job.start(name, 1, seat=seat, steps=10_000)
+    wait_for(lambda: all(job.at_work(name) for name in ("one", "two", "three")))
+    assert [job.did(name)[0]["gpu"] for name in ("one", "two", "three")] == [1, 1 + SLOTS, 1 + 2 * SLOTS]
+    (killed,) = job.at_work("two")
+    os.kill(killed, signal.SIGKILL)
+    (two,) = job.end_of("two")
+    assert (two.exit_code, job.free()) == (128 + signal.SIGKILL, {0, 2, 3})
+    job.start("four", 1, seat=2)
+    assert [step.exit_code for step in job.end_of("four")] == [0]
+    assert not job.ended.keys() & {"one", "three"}
+    job.enough()
+    groups = [*job.end_of("one", "three"), two, job.ended["four"]]
+    assert [group.exit_code for group in groups] == [0, 0, 128 + signal.SIGKILL, 0]
+    assert job.rank_pool.free_nodes() == (NODE,)
+    # Together they had one slot.
+    held_s = time.time() - min(group.started_at for group in groups)
+    assert 0 < sum(group.divided_s for group in groups) <= held_s
+    assert sum(group.energy_j or 0.0 for group in groups) % 20 == pytest.approx(0)
 
 
 def test_a_new_agent_counts_energy_from_nothing(job):

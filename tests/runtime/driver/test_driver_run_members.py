@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.events import DRIVER, Event
+from hetctl.model.plan import Allocation, Placement
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
@@ -91,7 +92,24 @@ def test_the_pace_of_others_is_not_a_members_rate(tmp_path, sharing, rate):
     assert members.workloads()["a"].rates[1] == rate
 
 
-def members_in(folder, *names, sharing="none"):
+def test_rates_on_a_shared_gpu_are_not_the_members_own_and_one_too_large_for_it_gets_a_whole_one(tmp_path):
+    members, _ = members_in(tmp_path, "a", options={"max_per_gpu": 4}, busy=0.3)
+    assert (members.workloads()["a"].busy, members.workloads()["a"].memory) == (0.3, 0.25)
+    driver, trainer = (EventWriter(tmp_path / "events", source, 0) for source in (DRIVER, "a"))
+    placement = (Placement("n", (0,), 2),)
+    driver.write("task_started", member="a", gpus=1, placement=encode(placement))
+    epoch = EpochResult(1, {"loss": 1.0}, 1.0, 0, 1.0, rate=7.0, batch_size=32)
+    trainer.write("epoch", **encode(epoch), evaluate_s=0.1)
+    allocation = Allocation("a", 1, "data-parallel", 10.0, placement)
+    unfit_gpus = members.unfit_gpus(allocation, "")
+    ended = {"exit_code": 5, "reason": "out-of-memory", "description": "out of memory"}
+    driver.write("task_ended", member="a", **ended, unfit_gpus=unfit_gpus, gpu_seconds=0.4)
+    (workload,) = members.workloads().values()
+    assert (workload.rates[1], workload.busy, workload.samples_left) == (10.0, 1.0, 200)
+    assert (unfit_gpus, members.unfit_gpus(allocation, "")) == (0, None)
+
+
+def members_in(folder, *names, sharing="none", options=None, busy=None):
     """Return a run's members of three epochs of 100 samples, and the announced lengths of files."""
     rule = StopRule("loss", max_epochs=3)
     spec = RunSpec(
@@ -103,7 +121,8 @@ def members_in(folder, *names, sharing="none"):
         ),
         site=Site(*("local", "local", "local", 1, 2, 2, 2**30, (Queue("local"),))),
         planner="fluid", gpus=2, queue="local", wall_s=3600, grace_s=60, checkpoints=str(folder),
-        sharing=sharing, profiles=tuple(MemberProfile(name, {1: 10.0}, None, 100) for name in names),
+        sharing=sharing, options=options or {},
+        profiles=tuple(MemberProfile(name, {1: 10.0}, None, 100, busy=busy) for name in names),
     )  # fmt: skip
     run = RunFolder(folder).create()
     write_spec(run, spec)

@@ -30,7 +30,7 @@ from hetctl.runtime.worker.async_checkpoint import Saver, ShardSaver
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
 from hetctl.runtime.worker.context import BuiltMember, WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend, Group
-from hetctl.runtime.worker.hardware import gpu_and_driver, peak_memory
+from hetctl.runtime.worker.hardware import Busy, busy_share, gpu_and_driver, peak_memory
 from hetctl.runtime.worker.member_trainer import StopSignal, check_metrics
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.scripts.command_process import (
@@ -87,7 +87,9 @@ def _measure_point(
         partial=True,
     )
     built_s = time.perf_counter() - began
-    steady = _train_steadily(built, member, context, _wanted_error(measurements, point))
+    busy = busy_share(context.binding.device)
+    steady = _train_steadily(built, member, context, _wanted_error(measurements, point), busy)
+    is_busy = busy() if point.gpus == 1 else None
     times = steady.result()
     first_end_s, epoch_s = _epoch_ends(built, member, context, times.mean_s)
     # The first evaluation is traced: its extra time over the second belongs to the start-up.
@@ -125,6 +127,7 @@ def _measure_point(
         slow_steps_s=times.slow_steps_s,
         shape=shape_digest(member, measurements.ensemble.rate_keys),
         job_start_s=job_start_s,
+        busy=is_busy,
     )
     return result, built
 
@@ -140,7 +143,7 @@ def _wanted_error(measurements: Measurements, point: ProfileTarget) -> float:
 
 
 def _train_steadily(
-    built: BuiltMember, member: Member, context: WorkerContext, wanted_error: float
+    built: BuiltMember, member: Member, context: WorkerContext, wanted_error: float, busy: Busy
 ) -> SteadyClock:
     clock = SteadyClock(wanted_error=wanted_error)
     # Smaller last batches, which TensorFlow traces anew, made rates up to 2.2 times too low.
@@ -148,6 +151,9 @@ def _train_steadily(
 
     def after_step(_position: int) -> None:
         clock.note(batches.loss)
+        if not clock.steps:
+            # The first step counts for nothing.
+            busy()
         context.heartbeat()
 
     most = member.micro_batch_size

@@ -212,7 +212,7 @@ class EpochReports:
         self._timed.append(mark)
         if times := known_times(self._timed, WANTED_IN_TRAINING):
             timed = TimedRate(
-                *(1 / times.mean_s, self.spec.allocation.gpus, self.member.batch_size),
+                *(1 / times.mean_s, self.spec.allocation.own_gpus, self.member.batch_size),
                 *(self.spec.gpu_type, times.error, time.time()),
             )
             self.events.write("rate", **encode(timed))
@@ -239,7 +239,7 @@ class EpochReports:
             metrics=report.metrics,
             # The time until the first report includes the command's start.
             duration_s=report.seconds or now - (ends[0].time if len(ends) > 1 else self._began_at),
-            gpus=self.spec.allocation.gpus,
+            gpus=self.spec.allocation.own_gpus,
             finished_at=now,
             rate=pace.rate,
             batch_size=self.member.batch_size,

@@ -1,0 +1,65 @@
+"""Members that share a GPU: what each takes of it, and how much slower than alone they train together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hetctl.model.site import Site
+
+FULL = 0.98
+"""Sum of busy shares from which on a GPU has no time left for another member."""
+LEAST_BUSY = 0.01
+"""Least busy share that counts: counters of use are no more exact."""
+RESERVE = 0.1
+"""Share of a GPU's memory that stays free, for peaks that were not measured."""
+CONTEXT_BYTES = 600 * 2**20
+"""Memory of a process on a GPU that frameworks do not count: the context and the libraries' kernels."""
+
+
+@dataclass(frozen=True)
+class GpuTerms:
+    """How members may share a GPU.
+
+    Parameters
+    ----------
+    most : int
+        Largest number of members on a GPU; 1: they share none.
+    memory_bytes : int or None
+        Memory of a GPU, or of the node for each slot; None: unknown.
+    context_bytes : int
+        Memory of a process beyond its measured peak, also of one that waits for its next member.
+    """
+
+    most: int = 1
+    memory_bytes: int | None = None
+    context_bytes: int = 0
+
+    @classmethod
+    def at(cls, site: Site, most: int) -> GpuTerms:
+        """Return the terms at a site."""
+        if site.device == "gpu":
+            return cls(most, site.gpu_memory, CONTEXT_BYTES)
+        return cls(most, site.memory_per_gpu)
+
+    def busy_of(self, measured: float | None) -> float:
+        """Return the busy share of a member that counts: 1, as of one that shares nothing, if unknown."""
+        return 1.0 if measured is None or self.most == 1 else max(measured, LEAST_BUSY)
+
+    def memory_of(self, peak_bytes: int) -> float:
+        """Return the share of a GPU's memory that a member takes; an unknown peak (0) takes an equal part."""
+        if not self.memory_bytes or not peak_bytes:
+            return 1 / self.most
+        return peak_bytes / max((1 - RESERVE) * self.memory_bytes - self.most * self.context_bytes, 1.0)
+
+
+NO_SHARING = GpuTerms()
+
+
+def slowdown(busy: Iterable[float]) -> float:
+    """Return the factor by which each of several members on one GPU is slower than alone.
+
+    Kernels take turns, so each trains as fast as alone while the busy shares add up to no more than 1, and
+    beyond that the device is always busy and divided in proportion.
+    """
+    return max(1.0, sum(busy))

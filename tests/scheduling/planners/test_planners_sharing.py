@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hetctl.model.plan import Placement
+from hetctl.model.simulation import Simulation
+from hetctl.model.site import Cluster
+from hetctl.model.workload import Workload
+from hetctl.perf.bounds import fluid_bound
+from hetctl.scheduling.planners.base import Decision, Options, Request, RunningMember
+from hetctl.scheduling.planners.fluid import FLUID
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario
+from hetctl.scheduling.simulate.simulate_run import simulate
+
+FOUR = Options(max_per_gpu=4)
+
+
+def member(name: str, seconds: float, busy: float, memory: float = 0.0) -> Workload:
+    return Workload(name, {1: 10.0}, 10.0 * seconds, busy=busy, memory=memory)
+
+
+def ask(*members: Workload, gpus: int, held: tuple[RunningMember, ...] = (), **options: int) -> Request:
+    nodes = Cluster.of(gpus, 4).nodes
+    taken = {gpu for h in held for part in h.allocation.placement for gpu in part.gpus}
+    free = tuple(replace(n, gpus=tuple(g for g in n.gpus if g not in taken)) for n in nodes)
+    known = replace(FOUR, **options)
+    return Request(members, free, gpus, 0, known, held=held, cluster=nodes)
+
+
+def held_after(decision: Decision, *members: Workload) -> tuple[RunningMember, ...]:
+    known = {one.name: one for one in members}
+    return tuple(RunningMember(known[a.member], a, 0.0) for a in decision.start)
+
+
+def run(members: list[Workload], gpus: int, options: Options = FOUR) -> Simulation:
+    return simulate(FLUID, list(map(Arrival, members)), Scenario(Cluster.of(gpus, 4)), options)
+
+
+def on_gpus(result: Simulation) -> dict[tuple[str, int], list[tuple[float, float, int, str]]]:
+    found = defaultdict(list)
+    for one in result.intervals:
+        for part in one.allocation.placement:
+            for gpu in part.gpus:
+                found[part.node, gpu].append((one.start_s, one.end_s, part.seat, one.member))
+    return found
+
+
+def test_the_bound_counts_device_time_and_no_member_is_faster_than_alone() -> None:
+    assert fluid_bound([member("a", 10, 0.5), member("b", 10, 0.5)], 1) == pytest.approx(10)
+    assert fluid_bound([member("a", 10, 0.75), member("b", 10, 0.75)], 1) == pytest.approx(15)
+    assert fluid_bound([member("a", 10, 0.1), member("b", 3, 0.1)], 4) == pytest.approx(10)
+
+
+def test_members_sit_together_up_to_the_time_of_the_device() -> None:
+    members = member("a", 10, 0.5), member("b", 10, 0.5), member("c", 10, 0.5)
+    starts = FLUID.decide(ask(*members, gpus=1)).start
+    assert [a.placement for a in starts] == [(Placement("node-0", (0,), 1),), (Placement("node-0", (0,), 2),)]
+    result = run(list(members), 1)
+    assert result.makespan_s == pytest.approx(15)
+    assert result.gpu_busy_fraction == pytest.approx(1)
+
+
+def test_one_that_can_wait_may_be_slowed_down_and_one_that_cannot_is_not() -> None:
+    late, early = member("a", 10, 0.6), member("b", 4, 0.6)
+    (alone,) = FLUID.decide(ask(late, early, gpus=1)).start
+    assert alone.member == "a"
+    three = [member(name, 10, 0.6) for name in "abc"]
+    first, second = FLUID.decide(ask(*three, gpus=1)).start
+    assert first.rate == second.rate == pytest.approx(10 / 1.2)
+
+
+def test_memory_admits_no_more_than_there_is_and_a_large_member_sits_alone() -> None:
+    members = member("a", 10, 0.2, 0.6), member("b", 10, 0.2, 0.5), member("c", 10, 0.2, 3.0)
+    seats = defaultdict(list)
+    for given_ in FLUID.decide(ask(*members, gpus=2)).start:
+        seats[given_.placement[0].gpus].append(given_.member)
+    assert sorted(map(sorted, seats.values())) in ([["a"], ["b"]], [["a"], ["c"]], [["b"], ["c"]])
+
+
+def test_members_that_start_get_free_gpus_of_their_own() -> None:
+    starts = FLUID.decide(ask(member("a", 10, 0.3), member("b", 10, 0.3), gpus=2)).start
+    assert {a.placement[0].gpus for a in starts} == {(0,), (1,)}
+
+
+def test_those_in_training_keep_their_seats_when_another_comes() -> None:
+    a, b, c = member("a", 10, 0.4), member("b", 8, 0.4), member("c", 9, 0.2)
+    held = held_after(FLUID.decide(ask(a, b, gpus=1)), a, b)
+    decision = FLUID.decide(ask(c, gpus=1, held=held))
+    assert (decision.stop, [x.placement for x in decision.start]) == ((), [(Placement("node-0", (0,), 3),)])
+
+
+def test_nobody_shares_unless_it_is_permitted() -> None:
+    starts = FLUID.decide(ask(member("a", 10, 0.2), member("b", 10, 0.2), gpus=1, max_per_gpu=1)).start
+    assert [a.placement for a in starts] == [(Placement("node-0", (0,)),)]
+
+
+members = st.lists(
+    st.tuples(
+        st.integers(1, 3),
+        st.floats(0.05, 1.0),
+        st.floats(1.0, 1e4),
+        st.floats(0.0, 0.7),
+        st.floats(0.0, 60.0),
+        st.floats(1.0, 1.9),
+    ),
+    min_size=1,
+    max_size=14,
+).map(
+    lambda found: [
+        Workload(
+            f"m{number:02}",
+            {gpus: 10 * gain ** (gpus - 1) for gpus in range(1, 1 + most)},
+            left,
+            busy=busy,
+            memory=memory,
+            restart_s=restart_s,
+        )
+        for number, (most, busy, left, memory, restart_s, gain) in enumerate(found)
+    ]
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(members=members, gpus=st.integers(1, 6), most=st.integers(1, 4))
+def test_no_run_beats_the_bound_or_overfills_a_gpu(members: list[Workload], gpus: int, most: int) -> None:
+    if most == 1:
+        members = [replace(one, busy=1.0) for one in members]
+    result = run(members, gpus, Options(max_per_gpu=most))
+    assert result.ratio >= 1 - 1e-9
+    assert {forecast.member for forecast in result.members} == {one.name for one in members}
+    known = {one.name: one for one in members}
+    for tasks in on_gpus(result).values():
+        for at, end, _, _ in tasks:
+            beside = [task for task in tasks if task[0] <= at < task[1]]
+            assert len({seat for _, _, seat, _ in beside}) == len(beside) <= most
+            assert len(beside) == 1 or all(seat for _, _, seat, _ in beside)
+            assert len(beside) == 1 or sum(known[name].memory for *_, name in beside) <= 1 + 1e-6
+            assert end >= at
+
+
+def test_a_hundred_members_come_near_the_bound() -> None:
+    draw = random.Random(3)
+    some = [member(f"m{n:03}", draw.uniform(500, 5000), draw.uniform(0.15, 0.9), 0.25) for n in range(100)]
+    assert run(some, 8, Options(max_per_gpu=4)).ratio < 1.06
