@@ -101,6 +101,26 @@ class ResourceRequest:
 
 USUAL_REQUEST = ResourceRequest()
 
+CONTAINER_ENGINES = (
+    *("apptainer", "singularity", "podman", "podman-hpc"),
+    *("shifter", "pyxis", "charliecloud"),
+)
+
+
+@dataclass(frozen=True)
+class Container:
+    """Container in which the processes of members run."""
+
+    image: Annotated[Line, Key("Image, as the engine takes it: a file, a folder or a name.")]
+    engine: Annotated[str, Key("Program that runs it.", choices=CONTAINER_ENGINES)]
+    binds: Annotated[
+        tuple[Line, ...],
+        Key("Folders seen inside beside the project's: PATH, or PATH:PATH_INSIDE."),
+    ] = ()
+    gpus: Annotated[str, Key("GPUs that are seen inside.", choices=("nvidia", "amd", LEFT_OUT))] = "nvidia"
+    python: Annotated[Line, Key("Python in the image, with the framework.")] = "python3"
+    options: Annotated[tuple[Line, ...], Key("Additional options of the engine.")] = ()
+
 
 @dataclass(frozen=True)
 class NodeType:
@@ -380,6 +400,7 @@ class Site:
     python: Annotated[
         Line | None, Key("Python interpreter on the compute nodes; null: the one that submits.")
     ] = None
+    container: Annotated[Container | None, Key("Container in which members are trained; null: none.")] = None
     host_patterns: Annotated[
         tuple[Line, ...],
         Key("Host names of the login nodes, * for any text, by which the site is detected."),
@@ -434,6 +455,11 @@ class Site:
     def cores_per_gpu(self) -> int:
         """Cores per GPU, at least one."""
         return max(1, self.cores_per_node // self.gpus_per_node)
+
+    @property
+    def other_python(self) -> str | None:
+        """Python that trains, if it is not the one that submits."""
+        return self.container.python if self.container else self.python
 
     @property
     def requests_gpus(self) -> bool:

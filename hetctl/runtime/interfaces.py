@@ -9,8 +9,6 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import psutil
-
 from hetctl.model.errors import BadInputError
 
 IP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
@@ -46,6 +44,9 @@ def interface_of(address: str) -> str:
 
 def addresses() -> dict[str, list[str]]:
     """Return the IP addresses of each interface that is up."""
+    # Imported on use: an image with a framework need not have it.
+    import psutil
+
     states = psutil.net_if_stats()
     return {
         name: [entry.address for entry in entries if entry.family in IP_FAMILIES]

@@ -18,6 +18,7 @@ from hetctl.cluster.batch.command import Answer, CommandRunner
 from hetctl.cluster.batch.queues import NodeClass, QueueFacts
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.cluster.launchers import LAUNCHERS
+from hetctl.cluster.launchers.container import ENGINES
 from hetctl.cluster.render import render_job
 from hetctl.inputs.quantities import format_duration
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
@@ -60,14 +61,16 @@ def command_checks(site: Site, which: Callable[[str], str | None]) -> Iterator[C
         if not which(name):
             yield CheckResult(f"command {name}", CheckStatus.WARNING, "not on the PATH", f"it reports {use}")
     if LAUNCHERS[site.launcher].on_path:
-        yield _launcher_check(site.launcher, which)
+        yield _program_check("launcher", site.launcher, which)
+    for program in ENGINES[site.container.engine].command[:1] if site.container else ():
+        yield _program_check("container", program, which)
 
 
-def _launcher_check(launcher: str, which: Callable[[str], str | None]) -> CheckResult:
-    if found := which(launcher):
-        return CheckResult("launcher", CheckStatus.OK, f"{launcher}: {found}")
+def _program_check(name: str, program: str, which: Callable[[str], str | None]) -> CheckResult:
+    if found := which(program):
+        return CheckResult(name, CheckStatus.OK, f"{program}: {found}")
     fix = "jobs need it on the compute nodes; name a module in `setup`, and try it with --job"
-    return CheckResult("launcher", CheckStatus.WARNING, f"{launcher} is not on the PATH here", fix)
+    return CheckResult(name, CheckStatus.WARNING, f"{program} is not on the PATH here", fix)
 
 
 def queue_check(site: Site, name: str, used: bool, facts: QueueFacts | None) -> CheckResult:

@@ -133,7 +133,7 @@ def _members(project: Project, ensemble: Ensemble, site: Site) -> Sequence[Workl
     if not all(profile.has_rates for profile in found):
         return ()
     known = {profile.member: profile for profile in found}
-    return active_workloads(ensemble.as_installed(site.python), known, {}, site.gpus)
+    return active_workloads(ensemble.as_installed(site.other_python), known, {}, site.gpus)
 
 
 def _as_searched(

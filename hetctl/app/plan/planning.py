@@ -115,7 +115,7 @@ class PlanRequest:
     @cached_property
     def trainable(self) -> Ensemble:
         """The ensemble with one GPU for members that need a missing package for more."""
-        return self.ensemble.as_installed(self.site.python)
+        return self.ensemble.as_installed(self.site.other_python)
 
     @cached_property
     def planner_options(self) -> Options:

@@ -162,7 +162,7 @@ def warnings_of(project: Project, ensemble: Ensemble, site: Site) -> list[str]:
             f"GPUs of {len(types)} types were measured at {site.name} ({', '.join(types)}), and plans go by"
             " the type measured last; if the site has them all, name them as `node_types` in its file"
         )
-    if ensemble != ensemble.as_installed(site.python) and site.gpus > 1:
+    if ensemble != ensemble.as_installed(site.other_python) and site.gpus > 1:
         limited = {code.framework for code in ensemble.codes if missing_for_groups(code.framework)}
         warnings += [of_one_gpu(framework, site.device) for framework in sorted(limited)]
     return warnings

@@ -36,7 +36,7 @@ class RateTargets:
 
     def __init__(self, command: ProfileCommand, stored: Callable[[], Iterable[ProfilePoint]]) -> None:
         self._command, self._stored = command, stored
-        self._shapes = shapes_of(command.ensemble.as_installed(command.site.python))
+        self._shapes = shapes_of(command.ensemble.as_installed(command.site.other_python))
 
     @property
     def _available(self) -> int:

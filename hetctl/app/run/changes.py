@@ -82,6 +82,7 @@ SITE: Mapping[str, ChangeRule] = {
     "setup": _may("it goes into the script of each job"),
     "environment": _may("each job sets it anew"),
     "mpi": _may("each job starts its ranks anew"),
+    "container": _may("each job starts its ranks anew"),
     "python": _may("each job starts its ranks anew"),
     "visible_devices": _may("each job starts its ranks anew"),
     "host_patterns": _may("only the detection of the site depends on them"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.cluster.launchers import LAUNCHERS, LaunchSpec, ResourceSet
+from hetctl.cluster.launchers.container import node_command
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import NODES, Node, Site
@@ -72,17 +73,18 @@ def agents_step(
 
     Parameters
     ----------
-    address, frameworks, python
-        Same as in `agent_command`.
+    address, frameworks
+        Same as in `agent_arguments`.
+    python : str
+        Interpreter of the agents, if they are in no container.
     """
-    command = agent_command(name, address, frameworks, site.cores_per_gpu, python)
+    words = agent_arguments(name, address, frameworks, site.cores_per_gpu)
+    command = node_command(site, address.parent, python, *words)
     return LAUNCHERS[site.launcher].agents(site, name, sets, command)
 
 
-def agent_command(
-    step: str, address: Path, frameworks: Sequence[str], threads: int, python: str
-) -> tuple[str, ...]:
-    """Return the command line of an agent.
+def agent_arguments(step: str, address: Path, frameworks: Sequence[str], threads: int) -> tuple[str, ...]:
+    """Return the arguments of the Python that runs an agent.
 
     Parameters
     ----------
@@ -97,7 +99,7 @@ def agent_command(
     """
     options = (word for framework in frameworks for word in ("--framework", framework))
     words = ("--step", step, "--threads", str(threads), *options)
-    return (python, "-m", "hetctl.runtime.agent", str(address), *words)
+    return ("-m", "hetctl.runtime.agent", str(address), *words)
 
 
 def cancel_command(site: Site, environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetctl.cluster.launchers import LAUNCHERS, ResourceSet
 from hetctl.cluster.launchers.agents import NodeGpu, agents_step, cancel_command
+from hetctl.cluster.launchers.container import PACKAGE, package_link
 from hetctl.cluster.launchers.nodes import node_of_agent
 from hetctl.model.events import EXIT_CODES, ExitReason
 from hetctl.model.hops import StateFetched, StoreOpened
@@ -58,6 +59,7 @@ from hetctl.runtime.job_logs import append, end_of, length_of, log_line
 from hetctl.runtime.transport import Connection, JobIdentity, Listener
 from hetctl.runtime.worker.messages import write_address
 from hetctl.runtime.worker.scripts.warm_start import WarmPython
+from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.paths import AgentFiles
 from hetctl.storage.patience import PATIENT
 
@@ -216,6 +218,8 @@ class AgentPool:
         # Keep variables of NCCL, RCCL, Gloo and libfabric from the user's shell or a module.
         self.site = site.with_overrides(os.environ)
         self._files = files
+        if site.container:
+            PATIENT.call(link_package, files.address.parent)
         self._frameworks = frameworks
         self._ranks = ranks
         self._timeouts = site.timeouts
@@ -592,3 +596,16 @@ def _gpu_list(facts: AgentFacts) -> str:
     variables = (f", {name}={value}" for name, value in facts.devices.items())
     gpus = (f", GPU {number} {gpu.name} {gpu.uuid}" for number, gpu in enumerate(facts.gpus))
     return "".join((*variables, *gpus))
+
+
+def link_package(folder: Path) -> None:
+    """Make `package_link`, before agents start; OSError if the file system does not answer."""
+    link = package_link(folder)
+    make_private_folder(link.parent)
+    with suppress(FileExistsError):
+        link.symlink_to(PACKAGE)
+        return
+    # Of an earlier job, before another version was installed.
+    if link.readlink() != PACKAGE:
+        link.unlink()
+        link.symlink_to(PACKAGE)

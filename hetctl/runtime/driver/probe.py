@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetctl.cluster.launchers import LAUNCHERS
+from hetctl.cluster.launchers.container import node_command
 from hetctl.cluster.launchers.nodes import node_named
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import encode
@@ -113,7 +114,7 @@ def _start_leaders(site: Site, nodes: Sequence[Node], folder: Path) -> int | Non
     if start is None:
         return None
     pool = StepPool()
-    command = (sys.executable, "-m", "hetctl.runtime.driver.probe", str(folder))
+    command = node_command(site, folder, sys.executable, "-m", "hetctl.runtime.driver.probe", str(folder))
     step = start(site, NAME, [node.name for node in nodes], command)
     pool.launch(step, folder / LEADERS_LOG)
     end = time.monotonic() + LEADERS_S

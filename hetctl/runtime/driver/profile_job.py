@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hetctl.cluster.launchers.container import node_command
 from hetctl.model.ensemble import COMMAND, TrainingCode
 from hetctl.model.plan import Placement
 from hetctl.model.profile import INTRA_NODE, shapes_of
@@ -184,7 +185,8 @@ class _ProfileDriver:
     def _measure_preprocessing(self) -> None:
         """Measure preprocessing in a process of its own, after the ranks: it uses all cores of the node."""
         module = "hetctl.runtime.worker.measuring.measure_preprocessing"
-        command = [sys.executable, "-m", module, str(self._folder)]
+        words = ("-m", module, str(self._folder))
+        command = node_command(self._measurements.site, self._folder, sys.executable, *words)
         with private_log(self._logs / f"{PREPROCESS}.log") as output:
             subprocess.call(command, stdout=output, stderr=output)
 

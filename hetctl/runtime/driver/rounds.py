@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetctl.cluster.launchers import LAUNCHERS
+from hetctl.cluster.launchers.container import node_command
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import is_transient
 from hetctl.model.events import DRIVER, EXIT_CODES, MEMBER_FAULTS, ExitReason
@@ -328,7 +329,8 @@ class LeaderSteps:
             return
         append_round(self._files.round_inputs, inputs)
         arguments = (str(self._files.round_inputs), "--round", str(inputs.index))
-        command = (sys.executable, "-m", "hetctl.runtime.data.node_exchange", *arguments)
+        words = ("-m", "hetctl.runtime.data.node_exchange", *arguments)
+        command = node_command(self._site, self._files.path, sys.executable, *words)
         name = f"exchange of round {inputs.index}"
         step = self._start_leaders(self._site, name, nodes_of(inputs.allocations), command)
         self._steps.launch(step, self._files.exchange_log)

@@ -73,7 +73,7 @@ class RunMembers:
         self._profiles = dict(self._planned)
         self._members = {member.name: member for member in spec.ensemble.members}
         self._workloads = Workloads(
-            spec.ensemble.as_installed(),
+            spec.ensemble.as_installed(spec.site.container.python if spec.site.container else None),
             self._profiles,
             self._gpus,
             in_lockstep=spec.sharing == LOCKSTEP,

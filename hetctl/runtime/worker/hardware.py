@@ -17,8 +17,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from hetctl.model.training_progress import LiveMetrics, RankShare
 from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.agent.gpus import gpus_of_node, utilization, visible_gpus
@@ -95,7 +93,8 @@ class NodeLoad:
     """Processor and memory of this rank's node, as LB-BSP's predictors use them (section 3.2.2)."""
 
     def __init__(self) -> None:
-        self._cores = psutil.cpu_count() or 1
+        self._cores = os.cpu_count() or 1
+        self._times = _processor_times()
         self._gpu_bytes = max((framework.gpu_memory() for framework in loaded_frameworks()), default=0)
         self._sampled_at = (0.0, 0.0)
         self._available = 1.0
@@ -113,9 +112,26 @@ class NodeLoad:
             sampled_at, own_before = self._sampled_at
             self._sampled_at = now, time.process_time()
             own_share = (self._sampled_at[1] - own_before) / (now - sampled_at) / self._cores
-            self._available = min(1.0, max(0.0, 1.0 - psutil.cpu_percent(None) / 100 + own_share))
-            self._used = float(psutil.virtual_memory().percent) / 100
+            before, self._times = self._times, _processor_times()
+            idle, total = (now - then for now, then in zip(self._times, before, strict=True))
+            self._available = min(1.0, max(0.0, (idle / total if total else 1.0) + own_share))
+            self._used = _memory_in_use()
         return self._available, peak_of_last_steps() / self._gpu_bytes if self._gpu_bytes else self._used
+
+
+def _processor_times() -> tuple[int, int]:
+    """Return the idle and total times of the node's cores since its start, in clock ticks (proc(5))."""
+    # Not by psutil, which an image with a framework need not have; guest times count as user times already.
+    with Path("/proc/stat").open(encoding="ascii") as stat:
+        times = [int(word) for word in stat.readline().split()[1:9]]
+    return times[3] + times[4], sum(times)
+
+
+def _memory_in_use() -> float:
+    """Return the share of the node's memory that new processes cannot have without swapping (proc(5))."""
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    sizes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+    return 1.0 - sizes["MemAvailable"] / sizes["MemTotal"]
 
 
 def _processor() -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from hetctl.cluster.launchers import ResourceSet
 from hetctl.cluster.launchers.agents import (
-    agent_command,
+    agent_arguments,
     agents_step,
     cancel_command,
     gpus_of,
@@ -129,9 +129,9 @@ def test_a_placement_that_contradicts_its_gpus_is_refused(allocations, message) 
 
 def test_an_agents_command_names_step_driver_and_frameworks() -> None:
     frameworks = ("pytorch", "tensorflow")
-    command = agent_command("agents", Path("/r/job-0000.driver.json"), frameworks, 8, "python")
+    command = agent_arguments("agents", Path("/r/job-0000.driver.json"), frameworks, 8)
     assert command == (
-        *("python", "-m", "hetctl.runtime.agent", "/r/job-0000.driver.json", "--step", "agents"),
+        *("-m", "hetctl.runtime.agent", "/r/job-0000.driver.json", "--step", "agents"),
         *("--threads", "8", "--framework", "pytorch", "--framework", "tensorflow"),
     )
-    assert agent_command("agents", Path("/r"), (), 8, "python")[-1] == "8"
+    assert agent_arguments("agents", Path("/r"), (), 8)[-1] == "8"
