@@ -25,6 +25,11 @@ SHIPPED = [
     *("frontier", "lassen", "local", "lsf", "lumi", "perlmutter"),
     *("slurm", "slurm-docker", "summit", "summitdev"),
 ]
+EXTENDING = [
+    *("clariden", "daint", "isambard-ai", "jupiter", "leonardo"),
+    *("lonestar6", "roihu", "snellius", "stampede3", "vista"),
+]
+"""Machines whose files have what differs from `slurm.yaml` alone."""
 KEYS = [field.name.removesuffix("_s") for field in fields(SiteFile) if field.name not in ("name", "extends")]
 TEXT = """\
 batch_system: slurm
@@ -148,14 +153,16 @@ def test_precedence_project_then_user_then_shipped(tmp_path: Path):
     assert find_site(str(user), project=project, home=home).nodes == 5
     sites = dict(list_sites(project=project, home=home))
     assert sites["slurm"] == own
-    assert sorted(sites) == SHIPPED
+    assert sorted(sites) == sorted([*SHIPPED, *EXTENDING])
     assert sites["local"].name == "local.yaml"
 
 
 def test_an_unknown_site_is_refused_with_the_known_ones(tmp_path: Path):
     with pytest.raises(BadInputError, match="unknown site 'sumit'; did you mean 'summit'"):
         find_site("sumit", project=tmp_path, home=tmp_path)
-    with pytest.raises(BadInputError, match=f"unknown site 'zzz'; known: {', '.join(SHIPPED)}"):
+    with pytest.raises(
+        BadInputError, match=f"unknown site 'zzz'; known: {', '.join(sorted([*SHIPPED, *EXTENDING]))}"
+    ):
         find_site("zzz", project=None, home=None)
 
 
@@ -206,11 +213,13 @@ def test_site_files_that_extend_each_other_are_refused(tmp_path: Path):
         ("login1.crusher.olcf.ornl.gov", None),
         ("login01.othermachine.nersc.gov", None),
         ("uan01", None),
+        ("login1.vista.tacc.utexas.edu", "vista"),
+        ("daint-ln002", "daint"),
         ("laptop", None),
     ],
 )
 def test_detection_by_host_name(host: str, site: str | None):
-    sites = [find_site(name, project=None, home=None) for name in SHIPPED]
+    sites = [find_site(name, project=None, home=None) for name in (*SHIPPED, *EXTENDING)]
     assert detect_site(host, sites) == site
     fitting = [one for one in sites if any(fnmatch.fnmatch(host, p) for p in one.host_patterns)]
     assert len(fitting) == (site is not None)
@@ -240,6 +249,24 @@ def test_shipped_sites_write_and_comment_every_key(name: str):
         assert lines[at - 1].startswith("#"), key
 
 
+@pytest.mark.parametrize("name", EXTENDING)
+def test_machines_have_their_own_sizes_and_a_source_for_each_key(name: str):
+    path = dict(list_sites(project=None, home=None))[name]
+    text = path.read_text()
+    first, *paragraphs = text.split("\n\n")
+    assert "https://" in first
+    assert "extends: " in first
+    for paragraph in paragraphs:
+        lines = paragraph.strip().splitlines()
+        assert (lines[0][0], lines[-1][0] != "#") == ("#", True), paragraph
+    site, keys = trace_site(name, project=None, home=None)
+    placeholders = {key.key for key in keys if key.file and key.file.endswith("/slurm.yaml")}
+    sized = {"nodes", "gpus_per_node", "cores_per_node", "memory_per_node", "queues", "queue", "mpi"}
+    assert not placeholders & sized
+    assert site.launcher == "srun"
+    assert site.queue in {None, *(queue.name for queue in site.queues)}
+
+
 BINS = {
     "summit": [
         ("batch", 45, 2),
@@ -254,6 +281,9 @@ BINS = {
     ],
     "lumi": [("standard-g", 1024, 48), ("small-g", 4, 72), ("dev-g", 32, 3)],
     "summitdev": [("batch", 54, 4)],
+    "vista": [("gh", 64, 48), ("gh-dev", 8, 2)],
+    "clariden": [("normal", None, 24), ("debug", 1, 1.5), ("debug", 2, 0.75)],
+    "roihu": [("gpumedium", 1, 36), ("gpularge", 10, 36), ("gputest", 2, 0.25)],
 }
 
 
@@ -272,6 +302,10 @@ def test_queues_are_those_of_the_guides(name: str):
         ("frontier", 9472, 8, 7, "ROCR_VISIBLE_DEVICES"),
         ("lumi", 2978, 8, 7, "ROCR_VISIBLE_DEVICES"),
         ("perlmutter", 1536, 4, 32, "CUDA_VISIBLE_DEVICES"),
+        ("vista", 600, 1, 72, "CUDA_VISIBLE_DEVICES"),
+        ("daint", 1022, 4, 72, "CUDA_VISIBLE_DEVICES"),
+        ("leonardo", 3456, 4, 8, "CUDA_VISIBLE_DEVICES"),
+        ("jupiter", 5884, 4, 72, "CUDA_VISIBLE_DEVICES"),
     ],
 )
 def test_nodes_are_those_of_the_guides(name: str, nodes: int, gpus: int, cores: int, variable: str):

@@ -43,7 +43,11 @@ def test_scripts_are_equal_to_their_golden_files(site, case):
     assert text == golden.read_text(encoding="utf-8"), f"{golden}: {CHANGED}"
 
 
-@pytest.mark.parametrize("site", SITES, ids=lambda site: site.name)
+CONFINES = [site for site in SITES if site.requests_gpus or site.device == "slot"]
+"""Sites that can confine each member to its GPUs, of which there is an option or no need."""
+
+
+@pytest.mark.parametrize("site", CONFINES, ids=lambda site: site.name)
 def test_launch_members_keeps_the_script_with_a_step_per_member(site):
     for case in cases_of(site):
         by_nodes, by_members = (

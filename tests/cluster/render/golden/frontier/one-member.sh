@@ -12,9 +12,12 @@
 #SBATCH --output=/shared/ann/digits/.hetctl/runs/digits-001/job-0000.log
 #SBATCH --open-mode=append
 #SBATCH --network=disable_rdzv_get
+#SBATCH --constraint=nvme
 # Written by hetctl: run the rounds of one job, then submit the next job.
 started=$(date +%s)
 umask 077
+module load rocm
+module load rccl-net-plugin
 export MIOPEN_USER_DB_PATH=/tmp/$USER-miopen-cache-$SLURM_JOB_ID
 export MIOPEN_CUSTOM_CACHE_DIR=$MIOPEN_USER_DB_PATH
 set -u
