@@ -46,6 +46,8 @@ class MemberProfile:
         Same as in `Progress`, from earlier runs.
     busy : float or None
         Share of the time for which it keeps its device busy, alone on one GPU; None: not measured.
+    preparation_rate : float or None
+        Same as in `Progress`, from earlier runs.
     """
 
     member: str
@@ -65,6 +67,7 @@ class MemberProfile:
     job_start_s: float = 0.0
     unfit: tuple[tuple[str, int], ...] = ()
     busy: float | None = None
+    preparation_rate: float | None = None
 
     @property
     def has_rates(self) -> bool:

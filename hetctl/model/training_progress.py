@@ -123,6 +123,8 @@ class Progress:
         last checkpoint; None: not known yet.
     peak_memory_bytes : int
         Peak memory of rank 0 in its first steps, in bytes; 0: not known yet.
+    preparation_rate : float or None
+        Samples/s that one of its preprocessors prepares; None: not known yet.
     script_s : float
         Seconds for which its command has run in all starts whose end it has seen.
     withheld : str or None
@@ -154,6 +156,7 @@ class Progress:
     evaluate_s: float | None = None
     checkpoint_s: float | None = None
     peak_memory_bytes: int = 0
+    preparation_rate: float | None = None
     script_s: float = 0.0
     withheld: str | None = None
     unfit: tuple[tuple[str, int], ...] = ()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from hetctl.model.profile import PreprocessPoint
+
+HEADROOM = 2.0
+"""Ratio of the throughput of preprocessors to the rate that they feed: where too few of them have limited a
+rate, more work in the next round, and the rate rises."""
 
 
 def preprocessors_needed(points: Sequence[PreprocessPoint], demand: float, most: int) -> int:
@@ -31,6 +36,18 @@ def preprocessors_needed(points: Sequence[PreprocessPoint], demand: float, most:
         if _throughput(known, cores) >= demand:
             return cores
     return most if len(known) > 1 else 1
+
+
+def seen_points(rates: Iterable[float | None]) -> tuple[PreprocessPoint, ...]:
+    """Return the throughput to count on for one core, by what training has shown; empty if it has shown none.
+
+    Parameters
+    ----------
+    rates
+        Samples/s of a preprocessor of each member, of which the median counts; None: unknown.
+    """
+    known = [rate for rate in rates if rate]
+    return (PreprocessPoint(1, statistics.median(known) / HEADROOM),) if known else ()
 
 
 def _throughput(known: Sequence[tuple[int, float]], cores: int) -> float:

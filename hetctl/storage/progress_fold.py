@@ -42,7 +42,7 @@ REACHED_AT = 4
 """Place of `MemberFold.reached_at` in a row."""
 OF_MEMBERS = frozenset(
     {
-        *("started", "first_step", "rate", "epoch", "checkpoint", "best_checkpoint"),
+        *("started", "first_step", "rate", "preprocess", "epoch", "checkpoint", "best_checkpoint"),
         *("converged", "stopped", "failed"),
     }
 )
@@ -367,6 +367,9 @@ _STEPS: Mapping[str, Step] = {
     "started": _resumed,
     "first_step": _after_start,
     "rate": lambda state, event, *_: _with(state, epochs=state.epochs.with_rate(event.record)),
+    "preprocess": lambda state, event, *_: _with(
+        state, preparation_rate=event.record.rate / event.record.cores
+    ),
     "epoch": _with_epoch,
     "checkpoint": _saved,
     "best_checkpoint": lambda state, event, *_: _with(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.model.profile import PreprocessPoint
-from hetctl.perf.preprocessing import preprocessors_needed
+from hetctl.perf.preprocessing import preprocessors_needed, seen_points
 
 MEASURED = [PreprocessPoint(1, 100.0), PreprocessPoint(2, 190.0), PreprocessPoint(4, 300.0)]
 
@@ -27,6 +27,18 @@ def test_no_more_than_there_are():
 
 def test_without_a_measurement_one_has_to_do():
     assert preprocessors_needed([], 1e9, 8) == 1
+
+
+def test_what_most_members_have_shown_in_training_counts_for_one_core():
+    assert seen_points([None, 80.0, None, 100.0, 9000.0]) == (PreprocessPoint(1, 50.0),)
+    assert seen_points([None, None]) == ()
+
+
+def test_a_rate_that_too_few_have_limited_gets_more_of_them():
+    rates = [30.0]
+    for _ in range(4):
+        rates.append(100.0 * preprocessors_needed(seen_points([100.0]), rates[-1], 8))
+    assert rates == [30.0, 100.0, 200.0, 400.0, 800.0]
 
 
 def test_a_rate_that_falls_does_not_ask_for_less():

@@ -49,11 +49,12 @@ Seen = EpochResult | TimedRate
 
 @dataclass
 class Trained:
-    """Rates of a member in earlier runs, by time; its progress, and `MemberProfile.unfit`, in the newest."""
+    """Rates of a member in earlier runs, by time; its newest progress, and values of `MemberProfile`."""
 
     rates: list[Seen] = field(default_factory=list)
     newest: Progress | None = None
     unfit: tuple[tuple[str, int], ...] = ()
+    preparation_rate: float | None = None
 
 
 def member_profiles(catalog: Catalog, ensemble: Ensemble, site: Site) -> tuple[MemberProfile, ...]:
@@ -87,6 +88,7 @@ def _unmeasured(member: Member, ensemble: Ensemble, trained: Trained) -> MemberP
         seen_overhead_s=seen_overhead_s(trained.rates, member.batch_size),
         job_start_s=startup_s - own_s,
         unfit=trained.unfit,
+        preparation_rate=trained.preparation_rate,
     )
 
 
@@ -191,20 +193,22 @@ def beyond_measured(plan: Plan, profiles: Iterable[MemberProfile]) -> list[str]:
 def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, Trained]:
     """Return what all runs at a site have seen of members of the same name and shape.
 
-    Pipelines are left out, and lockstep, in which all run at the slowest member's rate.
+    Pipelines are left out, and rates and times in lockstep, in which all run at the slowest member's rate.
     """
     found = {member.name: Trained() for member in ensemble.members}
     shapes = {member.name: shape_digest(member, ensemble.rate_keys) for member in ensemble.members}
     for record in catalog.runs(ensemble.name):
         spec, search = record.spec, record.spec.ensemble.search
         # For other searches a run stores the planned configs, not the trained ones.
-        has_own_rates = spec.sharing != LOCKSTEP and (search is None or search.configs_are_known)
-        if spec.site.name == site and has_own_rates:
+        if spec.site.name == site and (search is None or search.configs_are_known):
             progress = state_in(catalog.home.run(spec.run), spec).progress
             alone = [m for m in spec.ensemble.members if m.name not in spec.pipelines]
             for member in alone:
                 if shapes.get(member.name) == shape_digest(member, ensemble.rate_keys):
                     done, trained = progress[member.name], found[member.name]
+                    trained.preparation_rate = done.preparation_rate or trained.preparation_rate
+                    if spec.sharing == LOCKSTEP:
+                        continue
                     trained.rates += (*done.epochs, *EpochHistory.of(done.epochs).timed)
                     trained.newest = done if done.startup_s is not None else trained.newest
                     has_tried = done.unfit or done.startup_s is not None
@@ -258,6 +262,7 @@ def _profile(
         job_start_s=max(p.job_start_s for p in used),
         unfit=trained.unfit,
         busy=next((p.busy for p in used if p.busy is not None), None),
+        preparation_rate=trained.preparation_rate,
     )
 
 

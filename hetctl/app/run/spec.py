@@ -25,6 +25,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.job import JobState, moved
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, USUAL_PLANNER, Plan
 from hetctl.model.run import RunSpec
+from hetctl.perf.preprocessing import seen_points
 from hetctl.storage.kept_modules import modules_of, revision_of
 
 
@@ -122,7 +123,8 @@ def new_spec(
     return replace(
         _spec(project, run, request, requested),
         profiles=tuple(request.profiles.values()),
-        preprocess=tuple(catalog.preprocess(ensemble.name, request.site.name)),
+        preprocess=tuple(catalog.preprocess(ensemble.name, request.site.name))
+        or seen_points(profile.preparation_rate for profile in request.profiles.values()),
         replay=str(project.home.run(run).replay.resolve()) if requested.replay else "",
         modules=modules_of(ensemble),
         revision=revision_of(Path(ensemble.folder)),

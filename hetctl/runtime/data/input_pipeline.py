@@ -102,14 +102,16 @@ def open_pipeline(
         return lambda stream, *_: own(source, stream, limit_s)
     assert not isinstance(source, CollatedSource | ShardSource)
     folder = stack.enter_context(node_folder(sharing.folder))
-    shared: SampleSource = source
-    if sharing.mode == CACHED:
+
+    def share(source: SampleSource) -> SampleSource:
         # The random part stays with each member: they share samples before it.
         try:
-            shared = CachedSource(source, folder / f"{name}.samples", name, limit_s)
+            return CachedSource(source, folder / f"{name}.samples", name, limit_s)
         except BadInputError as error:
             print(f"samples are not shared: {error.message}", file=sys.stderr, flush=True)
-    forked = Preprocessors(shared, sharing.preprocessors)
+        return source
+
+    forked = Preprocessors(source, sharing.preprocessors, *([share] if sharing.mode == CACHED else []))
     stack.callback(forked.stop)
     pool = PreprocessorPool(forked, folder, None, sharing.timeouts, sharing.waits, heartbeat)
 

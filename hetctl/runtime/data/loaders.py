@@ -25,12 +25,15 @@ from hetctl.runtime.data.sampler import Chunk, Numbers, Order, Stream, epoch_ord
 from hetctl.runtime.data.sharing.ring import Ring, RingShape, RingTimeoutError
 from hetctl.runtime.data.sharing.ring_writer import await_exchange, leader_fills
 from hetctl.runtime.data.sources import Array, ArraySource
+from hetctl.storage.atomic_io import write_private
 
 Samples = tuple[Array, Array]
 Batch = tuple[Samples, Chunk]
 
 PREFETCH_SAMPLES = 2048
 """Samples that are prepared ahead, as in FLEET's queues (section 5)."""
+RATE_OF_LEADER = "leader.rate"
+"""File in a node's folder with the throughput of a preprocessor of its leader."""
 RING_BYTES = 2**28
 LEAST_SLOTS = 3
 MAX_MOVED_SHARE = 0.1
@@ -92,6 +95,11 @@ class Loader:
     def is_in_order(self, ranks: int) -> bool:  # noqa: ARG002
         """Return true if so many ranks have the samples of each chunk in the order of the stream."""
         return False
+
+    @property
+    def preparation_rate(self) -> float | None:
+        """Samples/s that one preprocessor prepares; None: not known yet, or none works for it."""
+        return None
 
     def close(self) -> None:
         """Release the batches; no more are requested."""
@@ -203,6 +211,18 @@ class PreprocessorPool:
     waits: LoaderWaits = USUAL_LOADER_WAITS
     heartbeat: Callable[[], None] = lambda: None
 
+    def share_rate(self) -> None:
+        """Write down for the trainers of the node what one of a leader's preprocessors prepares."""
+        if rate := self.preprocessors.timed.rate:
+            write_private(self.folder / RATE_OF_LEADER, repr(rate), durable=False)
+
+    @property
+    def rate_of_leader(self) -> float | None:
+        """Samples/s that one of the leader's preprocessors prepares; None: not known, or no leader."""
+        with suppress(FileNotFoundError):
+            return float((self.folder / RATE_OF_LEADER).read_text(encoding="ascii"))
+        return None
+
     def ring(self, name: str, readers: int, stream: Stream, largest: int) -> Ring:
         """Open a ring for a stream; the first process creates it.
 
@@ -285,6 +305,11 @@ class RingLoader(StreamLoader):
         """Use these sizes from the next chunk on; the ring keeps its first sizes."""
         self._stream = replace(self._stream, sizes=sizes)
 
+    @property
+    def preparation_rate(self) -> float | None:
+        """Samples/s that one of this rank's preprocessors prepares."""
+        return self._pool.preprocessors.timed.rate
+
     def close(self) -> None:
         """Leave the ring, which frees the preprocessors for another one."""
         if self._ring is not None:
@@ -360,6 +385,11 @@ class LockstepLoader(StreamLoader):
         """Use these sizes from the next chunk on."""
         super().split(sizes)
         self._alone.split(sizes)
+
+    @property
+    def preparation_rate(self) -> float | None:
+        """Samples/s that one preprocessor prepares, of this rank or else of the leader."""
+        return self._alone.preparation_rate or self._pool.rate_of_leader
 
     def close(self) -> None:
         """Leave the ring, so that no process waits for this rank."""

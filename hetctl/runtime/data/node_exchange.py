@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +154,17 @@ def _opened(world: Any, pool: PreprocessorPool, lockstep: Lockstep, samples: int
     pool.ring(lockstep.name, lockstep.readers, stream, lockstep.largest).close()
     writer = RingWriter(pool.folder / lockstep.name)
     return Exchange(
-        *(world, pool.own_ring(own), writer, stream, spec, pool.preprocessors.check),
+        *(world, pool.own_ring(own), writer, stream, spec, partial(_watch, pool)),
         # Less than the trainers wait for a batch: they need time to go on alone.
         stall_s=pool.timeouts.samples_s / 2,
     )
+
+
+def _watch(pool: PreprocessorPool) -> None:
+    """Raise the error that has ended a preprocessor; else tell trainers how fast they prepare."""
+    pool.preprocessors.check()
+    # The leader has no file of events: those of the trainers have the rate.
+    pool.share_rate()
 
 
 def _check_that_all_have_the_same(world: Any, data: object) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
 import signal
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+from numpy.random import Generator
 
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.site import Timeouts
@@ -21,6 +25,61 @@ CLAIM_S = 0.25
 """Seconds after which an idle preprocessor checks whether it has to fill another ring."""
 FILE_SYSTEM = "check whether the file system of the data responds"
 """Hint for errors after a timeout."""
+ENOUGH_SAMPLES = 20
+"""Number of samples from whose times the throughput is known."""
+DOUBLE = 8
+
+
+class TimedSource:
+    """Samples whose preparation is timed, in a process and in those forked from it.
+
+    Samples that come prepared from a store of the node are not seen here, so they do not count.
+
+    Attributes
+    ----------
+    process : int
+        Number of this process, below `processes`: each counts in a row of its own.
+    """
+
+    def __init__(self, source: SampleSource, processes: int) -> None:
+        self._source, self.process = source, 0
+        self._counts = memoryview(mmap.mmap(-1, processes * 4 * DOUBLE)).cast("d")
+        """Of each process samples and seconds before the random part, and those of the random part."""
+
+    @property
+    def spec(self) -> SampleSpec:
+        """Shapes and types of the arrays that `prepare` returns."""
+        return self._source.spec
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self._source)
+
+    def prepare(self, number: int) -> tuple[Array, Array]:
+        """Return x and y of one sample before the random part."""
+        began = time.perf_counter()
+        prepared = self._source.prepare(number)
+        self._count(0, time.perf_counter() - began)
+        return prepared
+
+    def augment(self, x: Array, rng: Generator, out: Array | None = None) -> Array:
+        """Return x after the random part."""
+        began = time.perf_counter()
+        augmented = self._source.augment(x, rng, out)
+        self._count(2, time.perf_counter() - began)
+        return augmented
+
+    @property
+    def rate(self) -> float | None:
+        """Samples/s that one process prepares while it does nothing else; None: too few were prepared."""
+        prepared, prepare_s, augmented, augment_s = (sum(self._counts[at::4]) for at in range(4))
+        if min(prepared, augmented) < ENOUGH_SAMPLES:
+            return None
+        return 1 / (prepare_s / prepared + augment_s / augmented)
+
+    def _count(self, at: int, seconds: float) -> None:
+        self._counts[4 * self.process + at] += 1
+        self._counts[4 * self.process + at + 1] += seconds
 
 
 class Preprocessors:
@@ -34,10 +93,23 @@ class Preprocessors:
         A batch with the first sample.
     spec : SampleSpec
         Specification of samples after the random part.
+    timed : TimedSource
+        The samples as they are prepared.
+
+    Parameters
+    ----------
+    share : callable
+        Function from the samples to those that are prepared once for a node.
     """
 
-    def __init__(self, source: SampleSource, count: int) -> None:
-        self._source = source
+    def __init__(
+        self,
+        source: SampleSource,
+        count: int,
+        share: Callable[[SampleSource], SampleSource] = lambda source: source,
+    ) -> None:
+        self.timed = TimedSource(source, count + 1)
+        self._source = source = share(self.timed)
         x, y = source.prepare(0)
         x = source.augment(x, sample_rng(0, 1, 0))
         self.sample = x[None], y[None]
@@ -46,7 +118,8 @@ class Preprocessors:
         self._processes: list[BaseProcess] = []
         # Forked rather than spawned: the source is not pickled, and its memory pages are shared.
         context = get_context("fork")
-        for _ in range(count):
+        for number in range(1, count + 1):
+            self.timed.process = number
             parent_end, child_end = context.Pipe()
             # multiprocessing ends daemons only at a regular exit of the parent.
             ends = die_with_parent(signal.SIGKILL)
@@ -56,6 +129,7 @@ class Preprocessors:
             child_end.close()
             self._pipes.append(parent_end)
             self._processes.append(process)
+        self.timed.process = 0
 
     def prepare(
         self,

@@ -135,12 +135,14 @@ class RoundInputs:
     def shares(self) -> dict[str, tuple[InputShare, ...]]:
         """Input shares of the ranks of each member.
 
-        If the throughput of preprocessing is unknown, all preprocessors of a rank work; in lockstep one does.
+        If the throughput of preprocessing is unknown, or the member's rate, all preprocessors of a rank work:
+        with too few of them, the rate that is seen would be theirs. In lockstep one does until it is known.
         """
-        is_known = self.preprocess or self.sharing == LOCKSTEP
+        rates_known = {a.member for a in self.allocations if a.rate_known and self.preprocess}
         locksteps: Iterable[Lockstep | None] = self.locksteps if self.sharing == LOCKSTEP else repeat(None)
         shares: dict[str, list[InputShare]] = {}
         for role, lockstep in zip(self.roles, locksteps, strict=False):
+            is_known = lockstep is not None or role.member in rates_known
             share = InputShare(role.preprocessors if is_known else None, lockstep)
             shares.setdefault(role.member, []).append(share)
         return {member: tuple(own) for member, own in shares.items()}

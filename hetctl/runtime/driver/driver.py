@@ -491,7 +491,7 @@ class Driver:
         try:
             members = self._members.with_batch_sizes(task.name for task in command.tasks)
             guessed = self._members.guessed(task.allocation for task in command.tasks)
-            started = self._rounds.start(command, members, guessed)
+            started = self._rounds.start(command, members, guessed, self._members.preprocess)
         except OSError as error:
             self._note_disk_error(error)
         for task in command.tasks:

@@ -13,6 +13,7 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import is_transient
 from hetctl.model.events import DRIVER, EXIT_CODES, MEMBER_FAULTS, ExitReason
 from hetctl.model.plan import Allocation
+from hetctl.model.profile import PreprocessPoint
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Site
@@ -81,7 +82,13 @@ class Rounds:
         self.queue.writer(DRIVER, index).write("round_started", **fields)
         self._open.add(index)
 
-    def start(self, command: Start, members: Sequence[Member], guessed: Collection[str] = ()) -> set[str]:
+    def start(
+        self,
+        command: Start,
+        members: Sequence[Member],
+        guessed: Collection[str] = (),
+        preprocess: tuple[PreprocessPoint, ...] = (),
+    ) -> set[str]:
         """Start tasks, in a new round unless theirs is open; return the launched ones.
 
         Parameters
@@ -90,27 +97,33 @@ class Rounds:
             Members in the order of the tasks, with their present batch sizes.
         guessed : collection of str
             Members whose rate is an estimate.
+        preprocess
+            Throughputs of preprocessors.
 
         Raises
         ------
         OSError
             If the start of the round cannot be written; then no member starts.
         """
-        allocations = [task.allocation for task in command.tasks]
+        tasks = [
+            replace(task, allocation=replace(task.allocation, rate_known=task.name not in guessed))
+            for task in command.tasks
+        ]
         shares: Mapping[str, tuple[InputShare, ...]]
         if command.round in self._open:
             shares = {member.name: (InputShare(),) for member in members}
         else:
             self._begin(command)
-            inputs = self._inputs(command.round, allocations, members)
+            allocations = [task.allocation for task in tasks]
+            inputs = self._inputs(command.round, allocations, members, preprocess)
             try:
                 self.leader_steps.start(inputs)
             except OSError as error:
                 self.on_failure(error)
             shares = inputs.shares
         launched = (
-            self._launch(command.round, task, member, shares[member.name], member.name in guessed)
-            for task, member in zip(command.tasks, members, strict=True)
+            self._launch(command.round, task, member, shares[member.name])
+            for task, member in zip(tasks, members, strict=True)
         )
         return {name for name in launched if name}
 
@@ -178,7 +191,11 @@ class Rounds:
         )
 
     def _inputs(
-        self, index: int, allocations: Sequence[Allocation], members: Sequence[Member]
+        self,
+        index: int,
+        allocations: Sequence[Allocation],
+        members: Sequence[Member],
+        preprocess: tuple[PreprocessPoint, ...],
     ) -> RoundInputs:
         return RoundInputs(
             run=self.spec.run,
@@ -187,17 +204,15 @@ class Rounds:
             ensemble=replace(self.spec.ensemble, members=tuple(members)),
             allocations=tuple(allocations),
             sharing=self.spec.sharing,
-            preprocess=self.spec.preprocess,
+            preprocess=preprocess,
             cores=self.spec.site.cores_per_node,
             has_leaders=self.leader_steps.needed(self.spec.sharing, allocations),
             timeouts=self.spec.site.timeouts,
         )
 
-    def _launch(
-        self, index: int, task: Task, member: Member, shares: tuple[InputShare, ...], is_guess: bool
-    ) -> str | None:
+    def _launch(self, index: int, task: Task, member: Member, shares: tuple[InputShare, ...]) -> str | None:
         """Launch a task; None if that fails."""
-        allocation, visit = replace(task.allocation, rate_known=not is_guess), task.visit
+        allocation, visit = task.allocation, task.visit
         # Before the group forms: the use of its GPUs counts from this event on, even if the driver is killed.
         self.queue.writer(DRIVER, index).write(
             "task_started",

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import is_transient
 from hetctl.model.plan import DATA_PARALLEL, Allocation
+from hetctl.model.profile import PreprocessPoint
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.workload import Workload
+from hetctl.perf.preprocessing import seen_points
 from hetctl.perf.sharing import GpuTerms
 from hetctl.perf.workloads import Workloads
 from hetctl.scheduling.job_scheduler import ObservedMembers, RunningTask
@@ -118,6 +120,12 @@ class RunMembers:
         """Return the members whose rates on these GPUs are estimates."""
         left = self._workloads.left
         return {a.member for a in allocations if a.member in left and left[a.member].spread.get(a.gpus)}
+
+    @property
+    def preprocess(self) -> tuple[PreprocessPoint, ...]:
+        """Throughputs of preprocessors: those that the run began with, or else what training has shown."""
+        seen = (one.preparation_rate for one in self._state.progress.values())
+        return self._spec.preprocess or seen_points(seen)
 
     def epochs(self, names: Iterable[str]) -> dict[str, int]:
         """Return the numbers of finished epochs of members."""

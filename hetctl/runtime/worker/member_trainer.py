@@ -17,9 +17,11 @@ import numpy.typing as npt
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
+from hetctl.model.profile import PreprocessPoint
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult, TimedRate
 from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
+from hetctl.perf.rate_prediction import is_noteworthy
 from hetctl.runtime.data.loaders import Loader
 from hetctl.runtime.frameworks import TrainableNetwork
 from hetctl.runtime.frameworks.stage_network import StageNetwork
@@ -228,6 +230,7 @@ class MemberTrainer(ABC):
         self._reported_best: BestCheckpoint | None = NO_BEST
         self._trained_at: float | None = None
         self._data_s = self._save_s = 0.0
+        self._preparation_rate: float | None = None
 
     @abstractmethod
     def _train_epoch(self) -> bool:
@@ -357,6 +360,14 @@ class MemberTrainer(ABC):
     def _report_rate(self, rate: float, error: float) -> None:
         timed = TimedRate(rate, self.own_gpus, self.member.batch_size, self.gpu_type, error, time.time())
         self.events.write("rate", **encode(timed))
+        self._report_preparation()
+
+    def _report_preparation(self) -> None:
+        """Report how fast a preprocessor is, once that is known and whenever it has changed."""
+        rate, before = self.training.preparation_rate, self._preparation_rate
+        if rate is not None and (before is None or is_noteworthy(before, rate)):
+            self._preparation_rate = rate
+            self.events.write("preprocess", **encode(PreprocessPoint(1, rate)))
 
     def _finish_epoch(self, number: int, rate: float | None, *, is_whole: bool) -> None:
         """Evaluate, save and report an epoch that this task has trained wholly or in part."""
@@ -391,6 +402,7 @@ class MemberTrainer(ABC):
 
         def report_epoch() -> None:
             self.events.write("epoch", **encode(result), evaluate_s=evaluate_s, **waits)
+            self._report_preparation()
             self.show(result)
 
         def report(manifest: Manifest, seconds: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,22 @@ import pytest
 from numbered_samples import NumberedSamples, check_samples
 
 from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.run import CACHED
 from hetctl.model.site import Timeouts
 from hetctl.runtime.data.batches import Batches
-from hetctl.runtime.data.loaders import ArrayLoader, LoaderWaits, PreprocessorPool, RingLoader, slots_of
+from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline
+from hetctl.runtime.data.loaders import (
+    ArrayLoader,
+    LoaderWaits,
+    LockstepLoader,
+    PreprocessorPool,
+    RingLoader,
+    slots_of,
+)
 from hetctl.runtime.data.preprocessors import Preprocessors
+from hetctl.runtime.data.round_inputs import Lockstep
 from hetctl.runtime.data.sampler import Stream, epoch_order
+from hetctl.runtime.data.sharing import node_folder
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.worker.group import Group
 
@@ -204,6 +216,50 @@ def _status(pid_file):
         return Path(f"/proc/{pid_file.read_text()}/status").read_text()
     except OSError:
         return "State:\tZ"
+
+
+class SlowRows(NumberedSamples):
+    """Samples that take a hundredth of a second each, and half of it again for the random part."""
+
+    def prepare(self, number):
+        time.sleep(0.01)
+        return super().prepare(number)
+
+    def augment(self, x, rng, out=None):
+        time.sleep(0.005)
+        return super().augment(x, rng, out)
+
+
+def test_the_throughput_of_a_preprocessor_is_seen_while_several_work(loader_of):
+    loader = loader_of(SlowRows(30), count=3)
+    batches = loader.batches(1, 0)
+    next(batches)
+    assert loader.preparation_rate is None
+    copied(batches)
+    # No sleep is shorter; nor is the sum of three processes shown, or a machine that stands still.
+    assert 0 < loader.preparation_rate <= 1 / 0.015
+
+
+def test_samples_from_the_store_of_a_node_do_not_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_folder, "MEMORY", tmp_path)
+    with ExitStack() as stack:
+        open_loader = open_pipeline(SlowRows(30), Sharing(CACHED), stack)
+        loader = open_loader(Stream(30, 4, SEED))
+        stack.callback(loader.close)
+        copied(loader.batches(1, 0))
+        first = loader.preparation_rate
+        copied(loader.batches(2, 0))
+        assert 0 < first <= 1 / 0.015
+        assert loader.preparation_rate <= 1 / 0.015
+
+
+def test_trainers_in_lockstep_know_the_throughput_of_their_leader(loader_of):
+    leader, idle = loader_of(SlowRows(30)), loader_of(NumberedSamples(30))
+    lockstep = LockstepLoader(Stream(30, 4, SEED), idle._pool, Lockstep("r.ring", SEED, 4, 4, 0, 1))
+    assert lockstep.preparation_rate is None
+    copied(leader.batches(1, 0))
+    leader._pool.share_rate()
+    assert lockstep.preparation_rate == leader.preparation_rate is not None
 
 
 def test_slots_hold_samples_ahead_within_the_memory_limit():

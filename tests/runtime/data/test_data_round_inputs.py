@@ -114,6 +114,14 @@ def test_every_rank_of_every_member_has_a_share(sharing):
     assert all((share.lockstep is not None) == (sharing == LOCKSTEP) for s in shares.values() for share in s)
 
 
+def test_all_preprocessors_of_a_member_work_until_its_rate_is_known():
+    of_round = inputs(CACHED)
+    guessed = (replace(of_round.allocations[0], rate_known=False), *of_round.allocations[1:])
+    shares = replace(of_round, allocations=guessed).shares
+    every = {name: {share.preprocessors is None for share in own} for name, own in shares.items()}
+    assert every == {"a": {True}, "b": {False}, "c": {False}}
+
+
 def test_ranks_on_a_node_read_one_ring_each_in_its_own_place():
     shares = inputs(LOCKSTEP, has_leaders=True).shares
     steps = {name: [share.lockstep for share in own] for name, own in shares.items()}

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.plan import Allocation, Placement
-from hetctl.model.profile import MemberProfile
+from hetctl.model.profile import MemberProfile, PreprocessPoint
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import EpochResult
 from hetctl.model.workload import Workload
+from hetctl.perf.preprocessing import seen_points
 from hetctl.runtime.driver.run_members import RunMembers, as_of_now
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
@@ -109,7 +110,17 @@ def test_rates_on_a_shared_gpu_are_not_the_members_own_and_one_too_large_for_it_
     assert (unfit_gpus, members.unfit_gpus(allocation, "")) == (0, None)
 
 
-def members_in(folder, *names, sharing="none", options=None, busy=None):
+@pytest.mark.parametrize("known", [(), (PreprocessPoint(1, 50.0), PreprocessPoint(2, 90.0))])
+def test_the_throughput_of_preprocessors_is_learned_unless_it_was_measured(tmp_path, known):
+    members, written = members_in(tmp_path, "a", "b", preprocess=known)
+    assert members.preprocess == known
+    trainer = EventWriter(tmp_path / "events", "a", 0, lambda length: written.update(a=length))
+    trainer.write("preprocess", cores=1, rate=40.0)
+    members.workloads()
+    assert members.preprocess == (known or seen_points([40.0]))
+
+
+def members_in(folder, *names, sharing="none", options=None, busy=None, preprocess=()):
     """Return a run's members of three epochs of 100 samples, and the announced lengths of files."""
     rule = StopRule("loss", max_epochs=3)
     spec = RunSpec(
@@ -121,7 +132,7 @@ def members_in(folder, *names, sharing="none", options=None, busy=None):
         ),
         site=Site(*("local", "local", "local", 1, 2, 2, 2**30, (Queue("local"),))),
         planner="fluid", gpus=2, queue="local", wall_s=3600, grace_s=60, checkpoints=str(folder),
-        sharing=sharing, options=options or {},
+        sharing=sharing, options=options or {}, preprocess=preprocess,
         profiles=tuple(MemberProfile(name, {1: 10.0}, None, 100, busy=busy) for name in names),
     )  # fmt: skip
     run = RunFolder(folder).create()

@@ -35,7 +35,7 @@ def trainer():
     return PipelineTrainer(
         member=Member("a", batch_size=8),
         network=None,
-        training=SimpleNamespace(samples=80),
+        training=SimpleNamespace(samples=80, preparation_rate=None),
         validation=None,
         checkpoints=None,
         group=Group(),

@@ -57,6 +57,8 @@ def test_members_of_two_frameworks_and_three_data_sets_train(project):
     assert sorted((event.source, event.data["epoch"]) for event in epochs) == [
         (name, epoch) for name in "abkr" for epoch in (1, 2)
     ]
+    # Samples of one member are read by number; the next run begins with their measured throughput.
+    assert {event.source for event in events if event.kind == "preprocess"} == {"r"}
     # A rank that is replaced has not failed, nor has one whose member got another number of GPUs.
     assert {event.data["reason"] for event in events if event.kind == "task_ended"} <= {"finished", "told"}
     kept = [path.name for path in project.home.run("mixed-001").modules.glob("*/*.py")]
