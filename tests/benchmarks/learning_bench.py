@@ -18,6 +18,7 @@ from pathlib import Path
 
 import fleet
 import static_bench
+from replays.optimus import OPTIMUS, SpeedModels, sampled
 from tables import Figure, Table
 
 from hetctl.model.ensemble import Ensemble, Functions, Member
@@ -77,6 +78,14 @@ def profiled_ratio(workloads: Sequence[Workload], gpus: int) -> float:
     return (found.makespan_s + gpu_s / gpus) / found.lower_bound_s
 
 
+def optimus_ratio(workloads: Sequence[Workload], gpus: int) -> float:
+    """Return that of Optimus, with its sample runs before it on all GPUs, which take as FLEET's points do."""
+    scenario = Scenario(Cluster.of(gpus, fleet.GPUS_PER_NODE), rate_learner=SpeedModels(workloads))
+    found = simulate(OPTIMUS, list(map(Arrival, workloads)), scenario, Options())
+    gpu_s = sum(sum(sampled(each)) * (RATE_KNOWN_S + fleet.RESTART_S) for each in workloads)
+    return (found.makespan_s + gpu_s / gpus) / found.lower_bound_s
+
+
 def table(quick: bool = False) -> Table:
     """Compare hetctl, which learns, with those that know, explore or profile."""
     folder = Path(os.environ.get("HETCTL_DATA") or os.devnull)
@@ -92,6 +101,7 @@ def table(quick: bool = False) -> Table:
             others = (
                 [ratio("fluid", each, gpus, learns=False) for each in drawn],
                 [ratio("doubling-exploratory", each, gpus, learns=False) for each in drawn],
+                [optimus_ratio(each, gpus) for each in drawn],
                 [profiled_ratio(each, gpus) for each in drawn],
             )
             found += learned
@@ -100,7 +110,15 @@ def table(quick: bool = False) -> Table:
             print(rows[-1], flush=True)
     return Table(
         TITLE,
-        ("curves, GPUs", "fluid", "all rates known", "Capes", "FLEET and its profile", "fluid, worst"),
+        (
+            "curves, GPUs",
+            "fluid",
+            "all rates known",
+            "Capes",
+            "Optimus",
+            "FLEET and its profile",
+            "fluid, worst",
+        ),
         tuple(rows),
         (
             Figure("fluid, median of all runs", statistics.median(found), 1.05),
@@ -108,6 +126,8 @@ def table(quick: bool = False) -> Table:
         ),
         "100 members of FLEET's set-up with curves of ElasticFlow and Gavel, medians of 2 seeds. A rate is"
         " known 3 s after the first step. `all rates known` is `fluid`, too; Capes is `doubling-exploratory`"
-        " with `--exploration each`. FLEET's profile measures each member on 1 to 8 GPUs, 3 s and a restart"
-        " each.",
+        " with `--exploration each`. Optimus (Peng et al., 2018) measures each member on 1, 2, 4 and 8 GPUs"
+        " before the training and distributes the GPUs every 10 minutes by its fits. FLEET's profile measures"
+        " each member on 1 to 8 GPUs. Both take 3 s and a restart for each measurement. All know the work"
+        " that is left.",
     )
