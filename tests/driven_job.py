@@ -102,11 +102,12 @@ class Job:
     def leaves_nothing_behind(self) -> None:
         # The kernel ends ranks with their agents, not before the driver has ended.
         wait_for(lambda: not alive(str(self.run.path)))
-        held: dict[tuple[str, int], str] = {}
+        held: dict[tuple[str, int, int], str] = {}
         for event in (e for e in events_in(self.run) if e.source == DRIVER):
             member = event.data.get("member")
             if event.kind == "task_started":
-                ours = [(p["node"], gpu) for p in event.data["placement"] for gpu in p["gpus"]]
+                places = event.data["placement"]
+                ours = [(p["node"], gpu, p.get("seat", 0)) for p in places for gpu in p["gpus"]]
                 assert not set(ours) & set(held), (member, held)
                 held |= dict.fromkeys(ours, member)
             elif event.kind == "task_ended":

@@ -54,7 +54,7 @@ every_command = pytest.mark.parametrize("path", [path for path in COMMANDS if pa
 
 def options_of(path):
     parameters = [p for p in COMMANDS[path].params if isinstance(p, click.Option)]
-    return {name for option in parameters for name in option.opts}
+    return {name for option in parameters for name in (*option.opts, *option.secondary_opts)}
 
 
 def section(page, heading):

@@ -20,7 +20,7 @@ from hetctl.model.plan import (
     PS_PLACEMENTS,
     USUAL_PLANNER,
 )
-from hetctl.model.training_settings import BALANCE_MODES
+from hetctl.model.training_settings import AUTO, BALANCE_MODES
 
 if TYPE_CHECKING:
     from hetctl.app.plan.job_request import JobSizeChoice
@@ -226,6 +226,12 @@ sharing_option = click.option(
     type=click.Choice(["cached", "lockstep", "none"]),
     help="Share prepared samples on a node.  [default: cached; none with --mode hopper]",
 )
+fuse_option = click.option(
+    "--fuse/--no-fuse",
+    default=None,
+    help="Let members of one shape that wait for a GPU train as one computation with others of it, if that"
+    " is faster.  [default: the ensemble's]",
+)
 mode_options = _together(
     click.option(
         "--mode",
@@ -294,6 +300,8 @@ def plan_request(
     given = {name: value for name, value in options.items() if value is not None}
     refuse_conflicts(members.name, *(f"--{name.replace('_', '-')}" for name in given), mode=mode)
     given.setdefault("balance", members.balance.mode)
+    if members.fuse == AUTO:
+        given.setdefault("fuse", True)
     sized = sizing(project, members, machine, gpus, time, queue, budget or Budget())
     shared = sharing or (NONE if mode == HOPPER else CACHED)
     return PlanRequest(members, machine, sized.size, planner, given, explain, shared, mode), sized

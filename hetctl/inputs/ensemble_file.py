@@ -137,6 +137,7 @@ def ensemble_of(source: YamlSource) -> Ensemble:
         balance=value_of(BalanceSettings, model.balance),
         rate_keys=tuple(model.rate_keys or ()),
         search=trials.spec if trials else None,
+        fuse=model.fuse,
     )
 
 

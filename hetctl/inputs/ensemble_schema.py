@@ -188,6 +188,11 @@ def _balance(given: Any) -> Any:
     return {**settings, "mode": "on" if mode else "off"} if isinstance(mode, bool) else settings
 
 
+def _switch(given: Any) -> Any:
+    """Return a mode; in YAML 1.1 off is a boolean."""
+    return "off" if given is False else given
+
+
 class PartitionsModel(Strict):
     """Partitions of the training data on the nodes' own disks."""
 
@@ -242,6 +247,11 @@ class EnsembleModel(Settings):
     balance: Annotated[BalanceModel, BeforeValidator(_balance)] = Field(
         default_factory=BalanceModel,
         description="Balanced batches: a mode, or a mapping of mode, manager and predictor.",
+    )
+    fuse: Annotated[Literal["auto", "off"], BeforeValidator(_switch)] = Field(
+        default="off",
+        description="Whether members of one shape that wait for a GPU train as one computation with others"
+        " of it (PyTorch), if that is faster.",
     )
     members: list[Entry] = Field(
         default_factory=list,

@@ -17,6 +17,7 @@ from hetctl.model.training_progress import EpochResult
 from hetctl.model.training_settings import (
     CHECKPOINT_DIR,
     NO_RANKS,
+    OFF,
     RANKS,
     RESUME_FROM,
     BalanceSettings,
@@ -454,6 +455,8 @@ class Ensemble:
         Config keys that can change a member's rate; empty: all except those known not to.
     search : SearchSpec or None
         Search whose trials are members; before a run their configs are certain or likely.
+    fuse : str
+        ``auto`` if waiting members of one shape train fused with others on a GPU; ``off`` if they wait.
     """
 
     name: str
@@ -467,6 +470,7 @@ class Ensemble:
     balance: BalanceSettings = field(default_factory=BalanceSettings)
     rate_keys: tuple[str, ...] = ()
     search: SearchSpec | None = None
+    fuse: str = OFF
 
     @property
     def trials(self) -> frozenset[str]:

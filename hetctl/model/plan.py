@@ -21,6 +21,8 @@ PS_PLACEMENTS = (LOCAL, ROUND_ROBIN)
 """Placements of layers on the parameter servers of a pipeline, one server on each node; the default first."""
 BALANCED = "balanced"
 """Mode of data-parallel training on all GPU types, with batch sizes that give equal step times."""
+FUSED = "fused"
+"""Mode of members of one shape that train on one GPU as one computation."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ class FrameworkEntry:
         Next step if its groups of GPUs do not communicate through NCCL.
     can_divide : bool
         True if it can divide parameters, gradients and optimizer state among a member's GPUs (``shard``).
+    can_fuse : bool
+        True if it can train several members as one computation (``fuse``).
     endings : tuple of str
         Endings of the files of weights that it writes, the usual one first.
     out_of_memory : tuple of str
@@ -48,6 +50,7 @@ class FrameworkEntry:
     preloaded: tuple[str, ...] = ()
     withheld: tuple[str, ...] = ()
     can_divide: bool = False
+    can_fuse: bool = False
     endings: tuple[str, ...] = ()
     out_of_memory: tuple[str, ...] = ()
     full_memory: tuple[str, ...] = ()
@@ -81,6 +84,7 @@ PYTORCH = FrameworkEntry(
     nccl_fix="install a PyTorch for these GPUs: torch.cuda.is_available() is false on the nodes",
     preloaded=(*FIRST_USE["torch"], *TENSORBOARD),
     can_divide=True,
+    can_fuse=True,
     endings=(".pt", ".safetensors"),
     out_of_memory=("OutOfMemoryError",),
     # Errors of the node's memory, and of a GPU's outside its allocator, which have no class.

@@ -89,11 +89,14 @@ class TaskEnded(SchedulingEvent):
     ----------
     no_room : bool
         True if the member left by itself because its next epoch would not fit before the deadline.
+    alone : bool
+        True if the member cannot train fused with others.
     """
 
     name: str
     reason: ExitReason
     no_room: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

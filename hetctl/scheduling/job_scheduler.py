@@ -29,6 +29,8 @@ A pause doubles each time that the same member ends so in a row.
 LONGEST_LAUNCH_PAUSE_S = 300.0
 FINISHED = "finished"
 DEADLINE = "deadline"
+ALONE = "alone"
+"""Reason for which a rank stops a member that cannot train fused with the others there."""
 SIGNAL = "signal"
 """Reason for stopping a member after one of its ranks got SIGTERM."""
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from hetctl.model.events import CLEAN_EXITS, ExitReason
-from hetctl.model.plan import Allocation
+from hetctl.model.plan import FUSED, Allocation
+from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import has_room, least_task_s, task_s
 from hetctl.perf.rate_prediction import is_noteworthy
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import EndJob, EndRound, Start, Task
-from hetctl.scheduling.job_scheduler import DEADLINE, FINISHED, JobScheduler, Observer
+from hetctl.scheduling.fusing import FusedGroup, companions
+from hetctl.scheduling.job_scheduler import ALONE, DEADLINE, FINISHED, JobScheduler, Observer
 from hetctl.scheduling.planners.base import (
     Decision,
     Options,
@@ -81,6 +83,8 @@ class RoundScheduler(JobScheduler):
     ----------
     round_overhead_s : float
         Time from the start of a round, except the job's first, to the start of its tasks, in seconds.
+    fused_shape : callable
+        Function that returns the shape of a member that may train fused with others of it; else None.
     """
 
     def __init__(
@@ -90,8 +94,10 @@ class RoundScheduler(JobScheduler):
         observer: Observer,
         plan: PlanFunction = plan_fitting,
         round_overhead_s: float = 0.0,
+        fused_shape: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         super().__init__()
+        self._fused_shape, self._alone, self._may_join = fused_shape, set[str](), False
         self._planner, self._options, self._round_overhead_s = planner, options, round_overhead_s
         self._observer, self._plan_fitting = observer, plan
         self._alpha = planner.stop_share(options)
@@ -111,6 +117,7 @@ class RoundScheduler(JobScheduler):
         if now_s >= self._plan_from_s and self._is_planning_due():
             self._plan(now_s)
         self._start_pending(now_s)
+        self._join_fused(now_s)
 
     def _end_job(self, _now_s: float) -> None:
         self._commands.append(EndJob(self.ending or FINISHED, self._refused))
@@ -135,7 +142,7 @@ class RoundScheduler(JobScheduler):
         self._changed = True
 
     def _on_member_arrived(self, _event: events.MemberArrived) -> None:
-        self._changed = True
+        self._changed = self._may_join = True
 
     def _on_member_withdrawn(self, event: events.MemberWithdrawn) -> None:
         super()._on_member_withdrawn(event)
@@ -143,8 +150,11 @@ class RoundScheduler(JobScheduler):
         self._changed = True
 
     def _on_task_ended(self, event: events.TaskEnded) -> None:
-        ended = self.running[event.name]
+        ended, self._may_join = self.running[event.name], True
         ended_round = self._rounds[ended.round]
+        if event.alone:
+            ended_round.reasons[event.name] = ALONE
+            self._leave_alone(event.name)
         ended_round.running.discard(event.name)
         ended_round.released = True
         ended_round.failed |= event.reason not in CLEAN_EXITS
@@ -188,7 +198,12 @@ class RoundScheduler(JobScheduler):
                 self._stop_round(number, "alpha")
 
     def _is_too_small(self, opened: OpenRound, left: Mapping[str, Workload]) -> bool:
-        active = {name: gpus for name, gpus in opened.held.items() if name in left}
+        active, shared = {}, set[tuple[str, int] | None]()
+        for name in opened.held.keys() & left.keys():
+            gpu = self._shared_gpu(name)
+            # A GPU counts once.
+            active[name] = 0 if gpu in shared else opened.held[name]
+            shared |= {gpu} if gpu else set()
         waiting = len(left) > len(active)
         # If members wait, the limits of the others do not matter, and they take long to compute.
         max_gpus = {} if waiting else {name: left[name].max_gpus for name in active}
@@ -214,14 +229,18 @@ class RoundScheduler(JobScheduler):
         """Call the planner; stop the members whose GPUs it takes, and store its allocations."""
         self._changed = False
         seen = self._observer.seen(now_s, self.running, self._deferred(now_s))
+        is_elastic = self._planner.paradigm == "elastic"
+        # An elastic planner would give the GPU of fused members to one of them.
+        cluster = self._without_fused() if is_elastic else tuple(self.pool.nodes.values())
+        held = [each for each in seen.held if each.allocation.mode != FUSED]
         request = Request(
             workloads=_with_least_gpus(seen.waiting),
             nodes=self.pool.free,
-            gpus=self.pool.gpus,
+            gpus=sum(len(node.gpus) for node in cluster),
             round_index=self._next_round,
             options=self._options,
-            held=_held_as_guessed(seen.held) if self._planner.paradigm == "elastic" else (),
-            cluster=tuple(self.pool.nodes.values()),
+            held=_held_as_guessed(held) if is_elastic else (),
+            cluster=cluster,
             now_s=now_s,
             planner_state=self._planner_state,
         )
@@ -309,14 +328,87 @@ class RoundScheduler(JobScheduler):
         if starting and (limit := self._observer.used_up()):
             self._end(limit, now_s)
         elif starting:
-            self._open_round(starting, left, now_s)
+            self._open_round(self._with_companions(starting, left, now_s), left, now_s)
+
+    def _with_companions(
+        self, starting: Sequence[Allocation], left: Mapping[str, Workload], now_s: float
+    ) -> list[Allocation]:
+        """Add waiting members of the shapes of those that start on one GPU, which is then shared."""
+        groups = {}
+        for allocation in starting:
+            (place, *_), shape = allocation.placement, self._shape_of(allocation.member)
+            if shape and allocation.gpus == 1 and not place.seat:
+                groups[allocation.member] = FusedGroup(shape, place.node, place.gpus[0])
+        given = {allocation.member for allocation in starting}
+        joined = self._companions(list(groups.values()), given, left, now_s)
+        shared = {(place.node, place.gpus[0]) for a in joined for place in a.placement}
+        fused = {name for name, group in groups.items() if (group.node, group.gpu) in shared}
+        return [_hosting(each) if each.member in fused else each for each in starting] + joined
+
+    def _join_fused(self, now_s: float) -> None:
+        """Start waiting members beside fused ones of their shapes, as a round of their own."""
+        if not self._may_join:
+            return
+        self._may_join = False
+        groups: dict[tuple[str, int], FusedGroup] = {}
+        for name, running in self.running.items():
+            gpu, shape = self._shared_gpu(name), self._shape_of(name)
+            if running.task.allocation.mode == FUSED and gpu and shape and not running.stopping:
+                groups.setdefault(gpu, FusedGroup(shape, *gpu, set()))
+        for running in self.running.values():
+            place = running.task.allocation.placement[0]
+            if place.seat and (group := groups.get((place.node, place.gpus[0]))):
+                group.seats.add(place.seat)
+        left = self._observer.left(now_s) if groups else {}
+        if joined := self._companions(list(groups.values()), set(), left, now_s):
+            self._open_round(joined, left, now_s)
+
+    def _companions(
+        self, groups: Sequence[FusedGroup], given: Set[str], left: Mapping[str, Workload], now_s: float
+    ) -> list[Allocation]:
+        if not groups:
+            return []
+        taken = {*given, *(allocation.member for allocation in self._pending)}
+        waiting = self._observer.seen(now_s, self.running, self._deferred(now_s)).waiting
+        free = [workload for workload in _with_least_gpus(waiting) if workload.name not in taken]
+        return [a for a in companions(groups, free, self._shape_of) if self._fits(left, a, now_s)]
+
+    def _shape_of(self, name: str) -> str | None:
+        return None if name in self._alone else self._fused_shape(name)
+
+    def _shared_gpu(self, name: str) -> tuple[str, int] | None:
+        """Return the GPU that a member in training shares; None if it shares none."""
+        running = self.running.get(name)
+        place = running.task.allocation.placement[0] if running else None
+        return (place.node, place.gpus[0]) if place and place.seat else None
+
+    def _leave_alone(self, name: str) -> None:
+        """Let a member train alone from now on; so does the one that it leaves behind, if it is only one."""
+        gpu = self._shared_gpu(name)
+        others = [other for other in self.running if other != name and self._shared_gpu(other) == gpu]
+        self._alone |= {name, *(others if len(others) == 1 else ())}
+
+    def _without_fused(self) -> tuple[Node, ...]:
+        """Return the nodes of the job without the GPUs of fused members."""
+        fused = {
+            self._shared_gpu(name)
+            for name, running in self.running.items()
+            if running.task.allocation.mode == FUSED
+        }
+        if not fused:
+            return tuple(self.pool.nodes.values())
+        return tuple(
+            replace(node, gpus=tuple(gpu for gpu in node.gpus if (node.name, gpu) not in fused))
+            for node in self.pool.nodes.values()
+        )
 
     def _open_round(
         self, allocations: Sequence[Allocation], left: Mapping[str, Workload], now_s: float
     ) -> None:
         number, self._next_round = self._next_round, self._next_round + 1
         held = {allocation.member: allocation.gpus for allocation in allocations}
-        self._rounds[number] = OpenRound(sum(held.values()), held, set(held))
+        gpus = {(place.node, gpu) for a in allocations for place in a.placement for gpu in place.gpus}
+        self._rounds[number] = OpenRound(len(gpus), held, set(held))
         tasks = tuple(Task(allocation) for allocation in allocations)
         for task in tasks:
             self._run(task, number, self._start_s(now_s))
@@ -332,6 +424,12 @@ class RoundScheduler(JobScheduler):
         if now_s < self._launch_from_s:
             return self._launch_from_s
         return min(self._replan_at_s, max(self._plan_from_s, now_s) if self._is_planning_due() else math.inf)
+
+
+def _hosting(allocation: Allocation) -> Allocation:
+    """Return the allocation of a member that others join."""
+    place = replace(allocation.placement[0], seat=1)
+    return replace(allocation, mode=FUSED, placement=(place,))
 
 
 def _with_least_gpus(workloads: Sequence[Workload]) -> Sequence[Workload]:

@@ -429,3 +429,65 @@ def test_a_round_stops_below_alpha_of_its_gpus(
     active: dict[str, int], allocated: int, alpha: float, waiting: bool, stops: bool
 ) -> None:
     assert should_stop(active, allocated, alpha, waiting=waiting, max_gpus={"a": 2, "b": 1}) is stops
+
+
+SHAPES = dict.fromkeys("abcdef", "small") | {"x": "large"}
+
+
+def fusing(planner: Planner, names: str, gpus: int) -> Bench:
+    """Return a job whose members of `SHAPES` may train fused."""
+    bench = Bench(planner, names, Cluster.of(gpus, gpus).nodes)
+    bench.core._fused_shape = SHAPES.get
+    return bench
+
+
+def seats(commands: Sequence[Command]) -> dict[str, tuple[str, int, int]]:
+    found = {name: (a.mode, a.placement[0]) for name, a in placed(commands).items()}
+    return {name: (mode, place.gpus[0], place.seat) for name, (mode, place) in found.items()}
+
+
+def test_members_that_wait_join_those_of_their_shape_evenly() -> None:
+    bench = fusing(LOCAL, "abxcdey", 3)
+    assert seats(bench.at(0.0)) == {
+        "a": ("fused", 0, 1),
+        "b": ("fused", 1, 1),
+        "x": ("data-parallel", 2, 0),
+        "c": ("fused", 0, 2),
+        "d": ("fused", 1, 2),
+        "e": ("fused", 0, 3),
+    }
+    assert bench.core.pool.free_gpus == 0
+
+
+def test_a_member_keeps_the_gpu_of_the_first_and_another_takes_a_free_seat() -> None:
+    bench = fusing(LOCAL, "abx", 1)
+    bench.at(0.0)
+    assert bench.at(1.0, bench.done(1.0, "a")) == []
+    bench.members["f"] = bench.member("f")
+    assert seats(bench.at(2.0, MemberArrived(2.0, "f"))) == {"f": ("fused", 0, 1)}
+    bench.at(3.0, bench.done(3.0, "b"))
+    assert seats(bench.at(4.0, bench.done(4.0, "f"))) == {"x": ("data-parallel", 0, 0)}
+
+
+def test_members_that_cannot_train_fused_wait_and_train_alone() -> None:
+    bench = fusing(LOCAL, "abc", 1)
+    bench.at(0.0)
+    # The first stays, and no one joins it again.
+    assert placed(bench.at(1.0, TaskEnded(1.0, "c", ExitReason.STOPPED, alone=True))) == {}
+    assert placed(bench.at(2.0, TaskEnded(2.0, "b", ExitReason.STOPPED, alone=True))) == {}
+    assert seats(bench.at(3.0, bench.done(3.0, "a"))) == {"b": ("data-parallel", 0, 0)}
+
+
+def test_an_elastic_planner_sees_neither_fused_members_nor_their_gpus() -> None:
+    asked: list[Request] = []
+
+    def decide(request: Request) -> Decision:
+        asked.append(request)
+        return one_each(request)
+
+    bench = fusing(Planner("p", "elastic", decide), "abcx", 2)
+    bench.at(0.0)
+    bench.members["y"] = bench.member("y")
+    bench.at(1.0, MemberArrived(1.0, "y"))
+    assert [held.workload.name for held in asked[-1].held] == ["b"]
+    assert (asked[-1].gpus, asked[-1].cluster[0].gpus) == (1, (1,))

@@ -103,6 +103,7 @@ ENSEMBLE: Mapping[str, ChangeRule] = {
     "balance": _kept("a run keeps how its batches are balanced"),
     "rate_keys": _may("only profiling depends on them"),
     "search": _kept("its trials so far were chosen by it"),
+    "fuse": _kept("a run keeps the options of its planner"),
 }
 MODULES = _may("the next jobs train with a copy of the edited ones")
 MEMBERS = _kept("a run keeps its members, unless `hetctl drop` takes them out")

@@ -19,9 +19,22 @@ UNSHUFFLED = 2**64
 """Seed of a stream that reads the samples by number in all epochs; members' seeds are smaller."""
 
 
-@lru_cache(maxsize=2)
+ORDERS = 2
+"""Orders that are kept for each member in training: an epoch's, and that of the validation samples."""
+
+
 def epoch_order(samples: int, seed: int, epoch: int) -> Numbers:
     """Return the order in which epoch `epoch` reads the samples, independent of earlier epochs."""
+    return _kept_order(samples, seed, epoch)
+
+
+def keep_orders(members: int) -> None:
+    """Keep the orders of so many members, which train in turns in this process."""
+    global _kept_order
+    _kept_order = lru_cache(ORDERS * members)(_new_order)
+
+
+def _new_order(samples: int, seed: int, epoch: int) -> Numbers:
     if seed == UNSHUFFLED:
         order: Numbers = np.arange(samples)
     else:
@@ -29,6 +42,9 @@ def epoch_order(samples: int, seed: int, epoch: int) -> Numbers:
     # The cache gives the same array to all callers.
     order.flags.writeable = False
     return order
+
+
+_kept_order = lru_cache(ORDERS)(_new_order)
 
 
 def sample_rng(seed: int, epoch: int, number: int) -> np.random.Generator:

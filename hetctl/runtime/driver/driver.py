@@ -40,7 +40,7 @@ from hetctl.scheduling.events import (
     TaskSignalled,
     Tick,
 )
-from hetctl.scheduling.job_scheduler import DEADLINE, FINISHED, JobScheduler
+from hetctl.scheduling.job_scheduler import ALONE, DEADLINE, FINISHED, JobScheduler
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import options_from
 from hetctl.scheduling.round_scheduler import POLL_S
@@ -393,7 +393,8 @@ class Driver:
         no_room = task.exit_code == 0 and DEADLINE in report.stop_reasons
         if reason is ExitReason.NODE_FAILURE:
             self._report_failed_nodes(task)
-        self._send(TaskEnded(self._now_s(), task.name, reason, no_room))
+        alone = task.beside_others or ALONE in report.stop_reasons
+        self._send(TaskEnded(self._now_s(), task.name, reason, no_room, alone))
         if reason is ExitReason.NODE_FAILURE and (not task.lost_nodes or self._spec.site.launch == MEMBERS):
             # The launcher reports the loss or needs the node: Slurm starts no steps in a job that lost one.
             self._send(JobEnding(self._now_s(), reason.value))

@@ -37,8 +37,8 @@ class RankSlot:
         Code that it loads with its first member; None if it has loaded none.
     awaits_end : bool
         True until the GPU's last rank, which had loaded other code, has ended.
-    group : RankGroup or None
-        Its group; None while it waits for one.
+    groups : list of RankGroup
+        Groups in which it is at work: none while it waits for one, several if it trains fused members.
     """
 
     gpu: NodeGpu
@@ -46,7 +46,7 @@ class RankSlot:
     ready: bool = False
     code: TrainingCode | None = None
     awaits_end: bool = False
-    group: RankGroup | None = None
+    groups: list[RankGroup] = field(default_factory=list)
 
 
 @dataclass
@@ -91,6 +91,8 @@ class RankGroup:
         Energy of its GPUs or slots in joules; None if nothing was measured.
     killed : bool
         True if the remaining ranks were killed after a failure.
+    beside_others : bool
+        True if the rank that it lost was at work for other members, too.
     divided_s : float or None
         Seconds of a shared GPU, each divided by the groups there; None if it has its GPUs alone.
     """
@@ -121,6 +123,7 @@ class RankGroup:
     killed: bool = False
     energy_j: float | None = None
     divided_s: float | None = None
+    beside_others: bool = False
 
     @property
     def name(self) -> str:
@@ -152,6 +155,7 @@ class RankGroup:
         if "signalled" in message:
             self.signalled = True
         if "done" in message:
+            self.exit_code = self.exit_code or message.get("code", 0)
             self.done.add(self.slots.index(slot))
 
     def note_overuse(self, overuse: Overuse, rank: str) -> None:
@@ -211,6 +215,8 @@ class RankGroup:
         """Return a description of why it ended."""
         if reason is ExitReason.OUT_OF_MEMORY and self.overuse:
             return _described(self.overuse)
+        if self.beside_others:
+            return "the process that trained it with others ended, so it goes on alone"
         if reason in DESCRIPTIONS:
             return DESCRIPTIONS[reason]
         if self.exit_code <= 128:

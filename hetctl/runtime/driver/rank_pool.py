@@ -17,7 +17,7 @@ from typing import Any
 from hetctl.cluster.launchers.agents import NodeGpu, gpus_of, sets_by_step
 from hetctl.model.ensemble import TrainingCode
 from hetctl.model.hops import RankEnded, StateSaved, StoreLost, VisitEnd, worker_named
-from hetctl.model.plan import Placement
+from hetctl.model.plan import FUSED, Placement
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.model.training_progress import LiveMetrics
@@ -144,7 +144,8 @@ class RankPool:
             self.agents.start_step(name, held, task.log if own else None, frameworks)
         step_on = {each.node: name for name, held in sets.items() for each in held}
         gpus = gpus_of(placement, site.gpus_per_node)
-        slots = [self._rank_for(gpu, step_on[gpu[0]], code) for gpu in gpus]
+        host = self._host_of(gpus[0]) if task.kind == FUSED else None
+        slots = [host] if host else [self._rank_for(gpu, step_on[gpu[0]], code) for gpu in gpus]
         running = self._running[task.name] = RankGroup(
             *(task, placement, slots, own, secrets.token_hex(32)),
             *(log_start, time.time(), time.monotonic()),
@@ -152,7 +153,7 @@ class RankPool:
         self._divide_time()
         self._has_seats |= any(part.seat for part in placement)
         for slot in slots:
-            slot.group = running
+            slot.groups.append(running)
         self._assign(running)
 
     def start_agents(self) -> None:
@@ -182,7 +183,7 @@ class RankPool:
         for group in ended:
             del self._running[group.name]
             for slot in group.slots:
-                slot.group = None
+                slot.groups.remove(group)
         return ended
 
     def wait(self, seconds: float) -> None:
@@ -235,7 +236,6 @@ class RankPool:
         slot = self._slots.get(gpu)
         if slot is None:
             return
-        group = slot.group
         # Heartbeats and live metrics, which all ranks send all the time, need no reaction.
         self._is_urgent |= not URGENT.isdisjoint(message)
         if "visited" in message:
@@ -247,10 +247,12 @@ class RankPool:
             return
         if "ready" in message:
             slot.ready = True
-        elif group and slot in group.working:
-            group.on_message(slot, message)
-            if "written" in message:
-                self.note_written(group.name, message["written"])
+        # Fused members tell which of them is meant.
+        for group in [one for one in slot.groups if message.get("member", one.name) == one.name]:
+            if "ready" not in message and slot in group.working:
+                group.on_message(slot, message)
+                if "written" in message:
+                    self.note_written(group.name, message["written"])
 
     def on_energy(self, used_j: Mapping[NodeGpu, float]) -> None:
         """Add the joules that GPUs or slots have used since the last message to the groups there."""
@@ -271,11 +273,12 @@ class RankPool:
             slot.awaits_end = False
             self._start_rank(slot)
             return
-        group = slot.group if slot else None
-        if overuse and group:
+        groups = slot.groups if slot else []
+        if overuse:
             number = gpu[1] % self.agents.site.gpus_per_node
-            group.note_overuse(overuse, f"the rank on GPU {number} of {node}")
-        if exit_code == KILLED and group:
+            for group in groups:
+                group.note_overuse(overuse, f"the rank on GPU {number} of {node}")
+        if exit_code == KILLED and groups:
             # The loss of an agent kills its ranks, and a rank's end may be reported first.
             self._killed[gpu] = time.monotonic() + NODE_LOSS_DELAY_S
         else:
@@ -312,9 +315,15 @@ class RankPool:
     def _groups_by_gpu(self) -> dict[NodeGpu, list[RankGroup]]:
         found: dict[NodeGpu, list[RankGroup]] = {}
         for (node, rank), slot in self._slots.items():
-            if slot.group:
-                found.setdefault((node, rank % self.agents.site.gpus_per_node), []).append(slot.group)
+            if slot.groups:
+                found.setdefault((node, rank % self.agents.site.gpus_per_node), []).extend(slot.groups)
         return found
+
+    def _host_of(self, gpu: NodeGpu) -> RankSlot | None:
+        """Return the rank that trains fused members on the GPU of this number; None if there is none."""
+        place = gpu[0], gpu[1] % self.agents.site.gpus_per_node
+        at_work = (group for group in self._groups_by_gpu().get(place, ()) if group.task.kind == FUSED)
+        return next((group.slots[0] for group in at_work if group.ending is None), None)
 
     def _divide_time(self) -> None:
         """Count the time since the last call for those who share a GPU."""
@@ -345,8 +354,10 @@ class RankPool:
     ) -> None:
         self._killed.pop(gpu, None)
         if slot := self._slots.pop(gpu, None):
-            if slot.group and slot in slot.group.working:
-                slot.group.record_lost_rank(slot, exit_code, output, lost_node)
+            at_work = [group for group in slot.groups if slot in group.working]
+            for group in at_work:
+                group.beside_others = len(at_work) > 1
+                group.record_lost_rank(slot, exit_code, output, lost_node)
             # Also for a rank in a group: it may have been writing the last member's checkpoint.
             self.reports.append(RankEnded(worker_named(gpu[0], gpu[1:])))
 

@@ -12,7 +12,7 @@ from hetctl.cluster.launchers.container import node_command
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import is_transient
 from hetctl.model.events import DRIVER, EXIT_CODES, MEMBER_FAULTS, ExitReason
-from hetctl.model.plan import Allocation
+from hetctl.model.plan import FUSED, Allocation
 from hetctl.model.profile import PreprocessPoint
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.serialization import encode
@@ -227,7 +227,7 @@ class Rounds:
             **({"pipeline": encode(allocation.pipeline)} if allocation.pipeline else {}),
         )
         training = replace(self._training(index, allocation, member, shares), visit=visit)
-        own = RUN_COMMAND if member.command else TRAIN
+        own = RUN_COMMAND if member.command else FUSED if allocation.mode == FUSED else TRAIN
         kind = VISIT if visit else STAGE if allocation.pipeline else own
         message = TaskMessage(kind, str(self.folder.path), member.name, training)
         try:
@@ -299,6 +299,9 @@ class Rounds:
 
 def reason_of_end(group: RankGroup, running: RunningTask, report: TaskReport) -> ExitReason:
     """Return why a task ended; a member that is stopping may also be killed."""
+    if group.beside_others and not group.lost_nodes:
+        # The one at fault will fail alone.
+        return report.exit_reason or ExitReason.STOPPED
     if group.hung:
         return ExitReason.HUNG
     # The driver itself sent the signal, so the exit code is no failure of the member.

@@ -6,12 +6,12 @@ import importlib
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy.typing as npt
 
@@ -38,6 +38,17 @@ if TYPE_CHECKING:
 
 NCCL, GLOO = "nccl", "gloo"
 """Libraries that exchange gradients: NCCL between GPUs directly, Gloo through the nodes' memory."""
+
+Result = TypeVar("Result")
+
+
+def finished(steps: Generator[Any, Any, Result]) -> Result:
+    """Run a generator to its end, and return its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
 
 class TrainableNetwork(StatefulNetwork):
@@ -104,8 +115,7 @@ class TrainableNetwork(StatefulNetwork):
         """
         if self._accumulation is not None:
             self._accumulation.begin()
-        rows = self._member.largest_train_batch(self._group.size)
-        data = TrainingData(batches, rows, self._convert, self._batch_callback(batches))
+        data = self._data(batches)
         arguments = [data, self._model, self._optimizer, dict(self._member.config)]
         if self._context is not None:
             self._context.begin(batches.epoch)
@@ -114,6 +124,21 @@ class TrainableNetwork(StatefulNetwork):
         if self._context is not None and batches.ends_epoch:
             self._context.end_epoch()
         return loss
+
+    def training(self, batches: Batches) -> Generator[Any, Any, float]:
+        """Do as `train`; of a fused member, yield each batch for `FusedSteps`, and get its result."""
+        yield from ()
+        return self.train(batches)
+
+    def evaluating(self, batches: Iterable[tuple[Samples, int]]) -> Generator[Any, Any, dict[str, float]]:
+        """Do as `evaluate`; of a fused member, yield as in `training`."""
+        yield from ()
+        return self.evaluate(batches)
+
+    def _data(self, batches: Batches) -> TrainingData:
+        """Return the batches in the types of the framework."""
+        rows = self._member.largest_train_batch(self._group.size)
+        return TrainingData(batches, rows, self._convert, self._batch_callback(batches))
 
     def _batch_callback(self, _batches: Batches) -> Callable[[int], None]:
         """Return a function to call before each batch with its number of samples."""
@@ -220,6 +245,33 @@ class TrainableNetwork(StatefulNetwork):
         raise NotImplementedError
 
 
+class FusedSteps(ABC):
+    """Computation of members that train together on this rank.
+
+    Their networks are those of `Framework.build_fused`, whose `training` and `evaluating` yield works.
+
+    Attributes
+    ----------
+    refused : dict of str to str
+        Members that have to train alone, with the reason; meanwhile they do, beside the others.
+    """
+
+    def __init__(self) -> None:
+        self.refused: dict[str, str] = {}
+
+    @abstractmethod
+    def join(self, name: str, network: Any) -> None:
+        """Let a member take part; if its parts do not fit, it is refused."""
+
+    @abstractmethod
+    def run(self, works: Mapping[str, Any]) -> dict[str, Any]:
+        """Do the present work of each member; return results or errors. Both are by member."""
+
+    @abstractmethod
+    def leave(self, name: str, network: Any) -> None:
+        """Let a member go; its network is then as any other."""
+
+
 class Framework(CollectiveBackend, ABC):
     """Class of the object ``FRAMEWORK`` in a module of this package."""
 
@@ -304,6 +356,16 @@ class Framework(CollectiveBackend, ABC):
         self, member: Member, functions: UserFunctions, group: Group, sample: Samples
     ) -> TrainableNetwork:
         """Build a member's network; `sample` is one batch, for layers that take their shapes from inputs."""
+
+    def build_fused(
+        self, member: Member, functions: UserFunctions, group: Group, sample: Samples
+    ) -> TrainableNetwork:
+        """Build a network as `build` does, for `fused_steps`."""
+        raise NotImplementedError
+
+    def fused_steps(self) -> FusedSteps:
+        """Return what computes the steps of such networks; only PyTorch has it."""
+        raise NotImplementedError
 
     @abstractmethod
     def write_weights(self, saved: SavedNetwork, file: Path) -> str:

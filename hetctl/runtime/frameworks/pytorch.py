@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches, pad
 from hetctl.runtime.data.loaders import Samples
-from hetctl.runtime.frameworks import Framework, TrainableNetwork
+from hetctl.runtime.frameworks import Framework, FusedSteps, TrainableNetwork, finished
 from hetctl.runtime.frameworks.stage_network import SavedNetwork, TensorMemory
 from hetctl.runtime.frameworks.torch_batches import (
     DeviceCopies,
@@ -134,21 +134,25 @@ class TorchNetwork(TrainableNetwork):
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
         """Evaluate this rank's share: scores are means over samples, and their sums are added over ranks."""
+        return finished(self._evaluating(batches))
+
+    def _evaluating(self, batches: Iterable[tuple[Samples, int]]) -> Generator[Any, Any, dict[str, float]]:
         self._model.eval()
         scores = {**self._parts.metrics, "loss": self._parts.loss}
         # The last sum is the number of samples. On the device: float() would wait for it in each batch.
         sums = torch.zeros(len(scores) + 1, dtype=torch.float64, device=self._device)
         self._predictions.begin()
-        with torch.no_grad():
-            for samples, count in batches:
-                if count or self.evaluates_examples:
-                    outputs, y = self._outputs(samples, count)
-                if count:
-                    means = [self._number(score(outputs, y)) for score in scores.values()]
-                    sums += count * torch.stack([*means, self._number(1.0)])
-                    self._predictions.add(outputs, samples[1][:count])
-                else:
-                    self._predictions.skip()
+        for samples, count in batches:
+            if count or self.evaluates_examples:
+                outputs, y = yield from self._outputs(samples, count)
+            if not count:
+                self._predictions.skip()
+                continue
+            # Not around the loop: other members' steps come between the parts of a generator.
+            with torch.no_grad():
+                means = [self._number(score(outputs, y)) for score in scores.values()]
+                sums += count * torch.stack([*means, self._number(1.0)])
+            self._predictions.add(outputs, samples[1][:count])
         if self._group.size > 1:
             dist.all_reduce(sums)
         *totals, count = sums.tolist()
@@ -166,7 +170,7 @@ class TorchNetwork(TrainableNetwork):
 
     def _state(self) -> dict[str, Any]:
         holders = {name: without_functions(holder.state_dict()) for name, holder in self._holders().items()}
-        own = {**holders, "generators": generators(), "learning_rate_factor": self._rate.factor}
+        own = {**holders, "generators": self._random_states(), "learning_rate_factor": self._rate.factor}
         if self._context is not None:
             own |= {CONTEXT: self._context.save(), GRADIENTS: self._gradients()}
         return own
@@ -198,7 +202,7 @@ class TorchNetwork(TrainableNetwork):
         self._accumulates = bool(gradients)
         if context is not None and self._context is not None:
             self._context.restore(context)
-        set_generators(random_states)
+        self._set_random_states(random_states)
 
     def generators(self) -> Any:
         """Return the states of PyTorch's generators as hexadecimal digits, by device."""
@@ -212,6 +216,12 @@ class TorchNetwork(TrainableNetwork):
                 for device, digits in states.items()
             }
         )
+
+    def _random_states(self) -> dict[str, torch.Tensor]:
+        return generators()
+
+    def _set_random_states(self, states: Mapping[str, torch.Tensor]) -> None:
+        set_generators(states)
 
     def _unpacked(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
         return unpack(arrays)
@@ -252,13 +262,15 @@ class TorchNetwork(TrainableNetwork):
 
         return on_batch
 
-    def _outputs(self, samples: Samples, count: int) -> tuple[Any, torch.Tensor]:
-        """Return the network's outputs for samples, and the targets."""
-        if not self._compiled:
-            x, y = self._tensors(samples)
-            return self._model(x), y
-        x, y = self._tensors(pad(samples, self._member.rows_evaluated))
-        return mapped_outputs(lambda tensor: tensor[:count], self._model(x)), y[:count]
+    def _outputs(self, samples: Samples, count: int) -> Generator[Any, Any, tuple[Any, torch.Tensor]]:
+        """Return the network's outputs for samples, and the targets; yield as `evaluating`."""
+        yield from ()
+        with torch.no_grad():
+            if not self._compiled:
+                x, y = self._tensors(samples)
+                return self._model(x), y
+            x, y = self._tensors(pad(samples, self._member.rows_evaluated))
+            return mapped_outputs(lambda tensor: tensor[:count], self._model(x)), y[:count]
 
     def _number(self, value: Any) -> torch.Tensor:
         """Return a number on the device, which may still be computing it."""
@@ -314,10 +326,7 @@ class PyTorch(Framework):
         BadInputError
             If ``model_fn`` returns anything but the parts of a network.
         """
-        parts = parts_of(functions.model_fn(dict(member.config)), member.name)
-        _check_loss_scale(parts, member.name, functions.train_fn)
-        _check_mode(parts.scheduler, member)
-        device = present_device()
+        parts, device = _built(member, functions), present_device()
         if member.shard:
             # Its packages take memory and time: only members that use it import them.
             from hetctl.runtime.frameworks.torch_sharded import sharded_network
@@ -325,6 +334,23 @@ class PyTorch(Framework):
             return sharded_network(parts, member, functions, group, sample, device)
         make_parameters(parts, sample, device)
         return TorchNetwork(parts, member, functions, group, device)
+
+    def build_fused(
+        self, member: Member, functions: UserFunctions, group: Group, sample: Samples
+    ) -> TorchNetwork:
+        """Build as `build`."""
+        # Here and below: few ranks need torch.func.
+        from hetctl.runtime.frameworks.torch_fused import FusedNetwork
+
+        parts, device = _built(member, functions), present_device()
+        make_parameters(parts, sample, device)
+        return FusedNetwork(parts, member, functions, group, device)
+
+    def fused_steps(self) -> FusedSteps:
+        """Return steps through ``vmap``."""
+        from hetctl.runtime.frameworks.torch_fused import TorchFusedSteps
+
+        return TorchFusedSteps()
 
     def write_weights(self, saved: SavedNetwork, file: Path) -> str:
         """Write a ``state_dict``."""
@@ -399,6 +425,14 @@ class PyTorch(Framework):
 
 
 FRAMEWORK = PyTorch()
+
+
+def _built(member: Member, functions: UserFunctions) -> Parts:
+    """Call ``model_fn``, and check the parts."""
+    parts = parts_of(functions.model_fn(dict(member.config)), member.name)
+    _check_loss_scale(parts, member.name, functions.train_fn)
+    _check_mode(parts.scheduler, member)
+    return parts
 
 
 def _check_loss_scale(parts: Parts, name: str, train_fn: Callable[..., Any] | None) -> None:

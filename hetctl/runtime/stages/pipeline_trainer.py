@@ -35,7 +35,7 @@ from hetctl.runtime.worker.checkpoint import (
 )
 from hetctl.runtime.worker.context import WholeData, WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend, RankInfo, all_gather
-from hetctl.runtime.worker.member_trainer import MemberTrainer, load_together, random_state
+from hetctl.runtime.worker.member_trainer import MemberTrainer, Steps, load_together, random_state
 from hetctl.runtime.worker.messages import Assignment, TrainingSpec
 from hetctl.runtime.worker.step_clock import EpochClock
 from hetctl.runtime.worker.tensorboard import stage_figures
@@ -102,7 +102,7 @@ class PipelineTrainer(MemberTrainer):
         """Keep the learning rate: each minibatch is an update, whatever the number of virtual workers."""
         self.state = replace(self.state, gpus=1)
 
-    def _train_epoch(self) -> bool:
+    def _train_epoch(self) -> Steps:
         number = len(self.state.epochs) + 1
         workers = len(self.stage.heads)
         part = EpochPart(
@@ -136,7 +136,7 @@ class PipelineTrainer(MemberTrainer):
         self._account(part, trained, seconds)
         if self.state.part_samples < part.samples:
             return False
-        self._finish_epoch(number, clock.rate, is_whole=not part.position)
+        yield from self._finish_epoch(number, clock.rate, is_whole=not part.position)
         return True
 
     def _feed(self, part: EpochPart) -> Generator[Batch, None, None]:
@@ -180,7 +180,8 @@ class PipelineTrainer(MemberTrainer):
         """Return the stages' figures for TensorBoard in one of the last two epochs."""
         return stage_figures(dict(self._reported)[epoch])
 
-    def _evaluate(self, number: int) -> dict[str, float]:
+    def _evaluate(self, number: int) -> Steps:
+        yield from ()
         feed = None
         if self.stage.is_first:
             feed = validation_batches(self.validation, number, self.heartbeat)

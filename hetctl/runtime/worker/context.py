@@ -32,7 +32,7 @@ from hetctl.storage.lease import LeaseMark
 from hetctl.storage.patience import Patience
 
 if TYPE_CHECKING:
-    from hetctl.runtime.worker.messages import TaskMessage
+    from hetctl.runtime.worker.messages import Assignment, TaskMessage
 
 DATA_SEED = 0
 """Seed while ``input_fn`` runs: its random choices are the same for every member, rank and job."""
@@ -129,6 +129,8 @@ class WorkerContext:
         Function that returns why the group with this key has to stop; None if it continues.
     on_unsaved : callable
         Function called, in another thread, after a state could not be written.
+    arrived : callable
+        Function that returns the next assignment if it has arrived, or None; for members that join others.
 
     Attributes
     ----------
@@ -145,10 +147,12 @@ class WorkerContext:
         send: Callable[..., None] = lambda **_: None,
         stop_reason: Callable[[str], str | None] = lambda _: None,
         on_unsaved: Callable[[], None] = lambda: None,
+        arrived: Callable[[], Assignment | None] = lambda: None,
     ) -> None:
         self.group: Group = Group()
         self.binding, self.keep = binding, keep
         self.send, self.stop_reason, self.on_unsaved = send, stop_reason, on_unsaved
+        self.arrived = arrived
         self._next_heartbeat = 0.0
         self._code: tuple[Framework, UserFunctions] | None = None
         self._data: WholeData | PartitionedData | None = None
@@ -191,6 +195,7 @@ class WorkerContext:
         timeouts: Timeouts = USUAL_TIMEOUTS,
         *,
         partial: bool = False,
+        fused: bool = False,
     ) -> BuiltMember:
         """Load the samples, join the group, and build the network of the ensemble's only member.
 
@@ -204,6 +209,8 @@ class WorkerContext:
             Time limits of the group.
         partial : bool
             Train on the partitions of the group's nodes, even if others are missing.
+        fused : bool
+            Build a network for `Framework.fused_steps`.
         """
         (member,) = ensemble.members
         self._release_kept()
@@ -215,7 +222,8 @@ class WorkerContext:
             data, member, rank_info, share, stack, interfaces, timeouts, partial=partial
         )
         framework, functions = self._loaded_code
-        network = framework.build(member, functions, self.group, training.sample)
+        build = framework.build_fused if fused else framework.build
+        network = build(member, functions, self.group, training.sample)
         self.heartbeat()
         return BuiltMember(self.group, framework, network, training, validation)
 

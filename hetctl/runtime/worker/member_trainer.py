@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +23,7 @@ from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult,
 from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
 from hetctl.perf.rate_prediction import is_noteworthy
 from hetctl.runtime.data.loaders import Loader
-from hetctl.runtime.frameworks import TrainableNetwork
+from hetctl.runtime.frameworks import TrainableNetwork, finished
 from hetctl.runtime.frameworks.stage_network import StageNetwork
 from hetctl.runtime.worker.async_checkpoint import OnSaved, Saver
 from hetctl.runtime.worker.checkpoint import (
@@ -38,6 +38,9 @@ from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.storage.event_files import EventWriter
 
 Note = Callable[[int, int, Any], None]
+
+Steps = Generator[Any, Any, Any]
+"""Training in parts: a fused network yields works for `FusedSteps`, and gets their results; others do not."""
 
 BALANCE = "balance/"
 """Prefix of a checkpoint's arrays with the state of the batch size manager."""
@@ -233,11 +236,11 @@ class MemberTrainer(ABC):
         self._preparation_rate: float | None = None
 
     @abstractmethod
-    def _train_epoch(self) -> bool:
+    def _train_epoch(self) -> Steps:
         """Train the rest of the epoch; return false, with a state to save, if told to stop before its end."""
 
     @abstractmethod
-    def _evaluate(self, number: int) -> dict[str, float]:
+    def _evaluate(self, number: int) -> Steps:
         """Return the ``val_*`` metrics after an epoch, equal on every rank."""
 
     @abstractmethod
@@ -250,10 +253,14 @@ class MemberTrainer(ABC):
 
     def run(self) -> None:
         """Train until the member has converged or is told to stop, and its last state is in a checkpoint."""
-        with closing(self._saver):
-            self._train()
+        finished(self.steps())
 
-    def _train(self) -> None:
+    def steps(self) -> Steps:
+        """Do as `run`, in parts."""
+        with closing(self._saver):
+            yield from self._train()
+
+    def _train(self) -> Steps:
         self._restore()
         self._rescale_learning_rate()
         self._clock.restart()
@@ -272,7 +279,7 @@ class MemberTrainer(ABC):
             # Clocks and measured times differ: rank 0 decides, or some ranks would train on alone.
             if not self.group.broadcast(self.stop.permits(self._epoch_seconds_left())):
                 break
-            if not self._train_epoch():
+            if not (yield from self._train_epoch()):
                 self._unsaved = True
                 break
         if self._unsaved:
@@ -369,7 +376,7 @@ class MemberTrainer(ABC):
             self._preparation_rate = rate
             self.events.write("preprocess", **encode(PreprocessPoint(1, rate)))
 
-    def _finish_epoch(self, number: int, rate: float | None, *, is_whole: bool) -> None:
+    def _finish_epoch(self, number: int, rate: float | None, *, is_whole: bool) -> Steps:
         """Evaluate, save and report an epoch that this task has trained wholly or in part."""
         began = time.perf_counter()
         # From the end of the last epoch's training, with all overheads.
@@ -378,7 +385,7 @@ class MemberTrainer(ABC):
         if rate is None and last_s is not None:
             # It has too few full batches, but the process has trained before: nothing is done only once.
             rate = self.training.samples / self.state.part_s
-        metrics = self._evaluate(number)
+        metrics = yield from self._evaluate(number)
         evaluate_s = time.perf_counter() - began
         result = EpochResult(
             epoch=number,

@@ -102,14 +102,14 @@ class TaskMessage:
     Parameters
     ----------
     kind : str
-        `TRAIN`, `VISIT`, `STAGE`, `RUN_COMMAND`, `PROBE` or `ALL_REDUCE`, or in profiling `MEASURE`,
-        `MEASURE_COMMAND`, `MEASURE_LAYERS` or `MEASURE_LINKS`.
+        `TRAIN`, `FUSED`, `VISIT`, `STAGE`, `RUN_COMMAND`, `PROBE` or `ALL_REDUCE`, or in profiling
+        `MEASURE`, `MEASURE_COMMAND`, `MEASURE_LAYERS` or `MEASURE_LINKS`.
     folder : str
         Folder of the run or of the profiling job.
     name : str
         Name of the member or the point, and of its event file and log.
     training : TrainingSpec or None
-        Specification for the kinds `TRAIN`, `VISIT`, `STAGE` and `RUN_COMMAND`; else None.
+        Specification for the kinds `TRAIN`, `FUSED`, `VISIT`, `STAGE` and `RUN_COMMAND`; else None.
     gpu_type : str or None
         Type of the GPUs in profiling, if the site has several types; else None.
     """

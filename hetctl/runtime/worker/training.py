@@ -24,7 +24,7 @@ from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.data.sample_accesses import SampleAccesses, Transfer, most_accessed
 from hetctl.runtime.data.sampler import Order, epoch_order
 from hetctl.runtime.data.sharing.node_folder import folder_of
-from hetctl.runtime.frameworks import TrainableNetwork
+from hetctl.runtime.frameworks import TrainableNetwork, finished
 from hetctl.runtime.frameworks.stage_network import StageNetwork
 from hetctl.runtime.worker.async_checkpoint import OnSaved, ShardSaver
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Loaded
@@ -36,6 +36,7 @@ from hetctl.runtime.worker.member_trainer import (
     GENERATORS,
     PREDICTIONS,
     MemberTrainer,
+    Steps,
     StopSignal,
     load_together,
     own_arrays,
@@ -120,7 +121,7 @@ class Trainer(MemberTrainer):
             set_random_state(of_process)
             self.network.set_generators(of_framework)
 
-    def _train_epoch(self) -> bool:
+    def _train_epoch(self) -> Steps:
         number, is_whole = len(self.state.epochs) + 1, not self.state.part_samples
         clock = EpochClock(self.training.samples, self.member.step_samples(self.group.size))
 
@@ -144,7 +145,7 @@ class Trainer(MemberTrainer):
             in_step=self.member.shard,
         )
         with closing(batches):
-            while self._train_part(batches):
+            while (yield from self._train_part(batches)):
                 self._begin_save(self._report_checkpoint)
                 if self._rate_clock:
                     self._rate_clock.interrupt()
@@ -153,7 +154,7 @@ class Trainer(MemberTrainer):
         if not batches.complete:
             refuse_early_end(self.group, self.stop, batches.position, self.training.samples, "an epoch")
             return False
-        self._finish_epoch(number, clock.rate, is_whole=is_whole)
+        yield from self._finish_epoch(number, clock.rate, is_whole=is_whole)
         if self.accesses is not None:
             fewest, most = self.accesses.extremes
             self.events.write(
@@ -166,10 +167,10 @@ class Trainer(MemberTrainer):
         waits = self.member.checkpoint.is_timed and self._saver.is_busy
         return self._clock.is_due() and not waits
 
-    def _train_part(self, batches: Batches) -> bool:
+    def _train_part(self, batches: Batches) -> Steps:
         """Train until the epoch ends, a stop, or a checkpoint is due; return true for a due checkpoint."""
         began = time.perf_counter()
-        loss = self.network.train(batches)
+        loss = yield from self.network.training(batches)
         done = batches.position - batches.start
         self.state = replace(
             self.state,
@@ -181,8 +182,9 @@ class Trainer(MemberTrainer):
         )
         return batches.paused
 
-    def _evaluate(self, number: int) -> dict[str, float]:
-        return self.network.evaluate(validation_batches(self.validation, number, self.heartbeat))
+    def _evaluate(self, number: int) -> Steps:
+        batches = validation_batches(self.validation, number, self.heartbeat)
+        return (yield from self.network.evaluating(batches))
 
     def _end_epoch(self, metrics: Mapping[str, float]) -> None:
         self.network.end_epoch(metrics)
@@ -314,7 +316,17 @@ def run_reporting(
     figures: Figures,
     shares: Callable[[], tuple[RankShare, ...]] = tuple,
 ) -> None:
-    """Run a trainer; rank 0 sends live metrics, and writes for TensorBoard.
+    """Run a trainer to its end, as `reporting`."""
+    finished(reporting(trainer, context, figures, shares))
+
+
+def reporting(
+    trainer: MemberTrainer,
+    context: WorkerContext,
+    figures: Figures,
+    shares: Callable[[], tuple[RankShare, ...]] = tuple,
+) -> Steps:
+    """Run a trainer in parts; rank 0 sends live metrics, and writes for TensorBoard.
 
     Parameters
     ----------
@@ -324,13 +336,13 @@ def run_reporting(
         Function that returns the parts of the group's ranks in the last step.
     """
     if trainer.group.rank != 0:
-        trainer.run()
+        yield from trainer.steps()
         return
     path, samples = tensorboard_file(trainer.checkpoints.path), trainer.training.samples
     trainer.show = TensorBoardWriter(path, samples, figures).show
     busy = busy_share(context.binding.device)
     with live_metrics_to(context.send, samples, busy, shares) as trainer.note:
-        trainer.run()
+        yield from trainer.steps()
 
 
 def _balancer(

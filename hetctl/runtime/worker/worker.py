@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, BinaryIO
 
 from hetctl.model.events import EXIT_CODES, LOST_PEER
+from hetctl.model.plan import FUSED
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.agent.binding import Binding, hide_gpus
 from hetctl.runtime.job_logs import private_log
@@ -24,6 +25,7 @@ from hetctl.runtime.stages.measure_links import measure_links
 from hetctl.runtime.stages.pipeline_trainer import train_stage
 from hetctl.runtime.transport import Connection
 from hetctl.runtime.worker.context import WorkerContext
+from hetctl.runtime.worker.fused import train_fused
 from hetctl.runtime.worker.group import LostPeerError
 from hetctl.runtime.worker.hardware import reset_peak_memory
 from hetctl.runtime.worker.measuring.measure import measure, measure_command
@@ -58,6 +60,7 @@ ORPHANED = 76
 
 WORK: dict[str, Callable[[Assignment, WorkerContext], None]] = {
     TRAIN: train,
+    FUSED: train_fused,
     VISIT: visit,
     STAGE: train_stage,
     RUN_COMMAND: run_command,
@@ -68,7 +71,7 @@ WORK: dict[str, Callable[[Assignment, WorkerContext], None]] = {
     PROBE: report_node,
     ALL_REDUCE: time_all_reduce,
 }
-STOPPED_BY_SIGTERM = frozenset({TRAIN, VISIT, STAGE, RUN_COMMAND})
+STOPPED_BY_SIGTERM = frozenset({TRAIN, FUSED, VISIT, STAGE, RUN_COMMAND})
 """Tasks that SIGTERM stops without ending the rank: a visit leaves no trace, others a checkpoint."""
 
 
@@ -94,6 +97,7 @@ def serve(binding: Binding, channel: socket.socket) -> int:
             send=lambda **message: connection.send(encode(message)),
             stop_reason=stops.reason,
             on_unsaved=inbox.end,
+            arrived=inbox.arrived,
         )
         stops.end_idle(lambda: context.kept is not None and context.kept.has_unsaved, inbox.end)
         connection.send({"ready": True})
@@ -106,7 +110,9 @@ def serve(binding: Binding, channel: socket.socket) -> int:
                 return code
             # A driver that has ended gives no more assignments, but states may be unsaved.
             with suppress(ConnectionError):
-                connection.send({"done": True})
+                # Of fused members, each has reported its own end.
+                if assignment.task.kind != FUSED:
+                    connection.send({"done": True})
             # While the driver plans the next round: releasing a member takes TensorFlow 10 to 13 ms of CPU
             # time.
             context.clear()
@@ -140,6 +146,14 @@ class Inbox:
     def assignments(self) -> Iterator[Assignment]:
         """Return the assignments until the driver ends or releases the rank, or `end` is called."""
         return iter(self._queue.get, None)
+
+    def arrived(self) -> Assignment | None:
+        """Return the next assignment if it has arrived, without waiting; None: there is none."""
+        with suppress(queue.Empty):
+            if (assignment := self._queue.get_nowait()) is not None:
+                return assignment
+            self.end()
+        return None
 
     def end(self) -> None:
         """End `assignments` after all that have arrived."""

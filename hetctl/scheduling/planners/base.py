@@ -137,6 +137,8 @@ class Options:
         Minibatches of a virtual worker in flight, N_m; None: the best number.
     max_per_gpu : int
         Largest number of members on one GPU, each in a process of its own.
+    fuse : bool
+        True if waiting members of one shape may train fused with others on a GPU; no plan predicts it.
     """
 
     delta: float | None = None
@@ -155,6 +157,7 @@ class Options:
     ps_placement: str = PS_PLACEMENTS[0]
     in_flight: int | None = None
     max_per_gpu: int = 1
+    fuse: bool = False
 
 
 @dataclass(frozen=True)
@@ -379,6 +382,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "exploration": (lambda v: v in ("shared", "each"), "shared or each"),
     "mix_types": (lambda v: isinstance(v, bool), "true or false"),
     "balance": (lambda v: v in BALANCE_MODES, f"one of: {', '.join(BALANCE_MODES)}"),
+    "fuse": (lambda v: isinstance(v, bool), "true or false"),
     "hop_scheduler": (lambda v: v in HOP_SCHEDULERS, f"one of: {', '.join(HOP_SCHEDULERS)}"),
     "policy": (lambda v: v in PIPELINE_POLICIES, f"one of: {', '.join(PIPELINE_POLICIES)}"),
     "clock_distance": (lambda v: _is_whole(v) and v >= 0, "a whole number, at least 0"),

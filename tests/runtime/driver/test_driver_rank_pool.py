@@ -21,16 +21,19 @@ from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.ensemble import COMMAND, Functions, TrainingCode
 from hetctl.model.events import EXIT_CODES, LOST_PEER, ExitReason
 from hetctl.model.hops import PartitionFile, PartitionManifest
-from hetctl.model.plan import Placement
+from hetctl.model.plan import FUSED, Placement
 from hetctl.model.serialization import decode
 from hetctl.model.site import HEARTBEAT_EVERY_S, MEMBERS, NODES, Node, Queue, Site, Timeouts
 from hetctl.runtime.agent.messages import AgentAssignment, PartitionToStage, StageOrder
 from hetctl.runtime.data.partition_folder import write_manifest
 from hetctl.runtime.driver.classify_exit import exit_reason_of
 from hetctl.runtime.driver.rank_pool import URGENT, RankPool
+from hetctl.runtime.driver.rounds import reason_of_end
 from hetctl.runtime.transport import Address, connect
 from hetctl.runtime.worker.messages import TRAIN, TaskMessage
+from hetctl.scheduling.job_scheduler import RunningTask
 from hetctl.storage.paths import AgentFiles
+from hetctl.storage.task_fold import TaskReport
 
 SLOTS = 4
 PART = b"8 bytes."
@@ -47,6 +50,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 from hetctl.runtime.agent import agent, agent_process
 from hetctl.runtime.agent.__main__ import main
+from hetctl.model.plan import FUSED
 from hetctl.runtime.worker.messages import TRAIN
 from hetctl.runtime.worker.group import Group, join_group
 from hetctl.runtime.worker import worker
@@ -87,6 +91,23 @@ def work(assignment, context):
         if not how.get("silent"): context.heartbeat()
     ranks.barrier_and_close()
 
+def fused(assignment, context):
+    steps = {}
+    while assignment or steps:
+        if assignment:
+            name = assignment.task.name
+            steps[name] = json.loads((Path(assignment.task.folder) / f"{name}.json").read_text())
+            with open(Path(assignment.task.folder) / f"{name}.did", "a") as file:
+                file.write(json.dumps({"pid": os.getpid(), "rank": 0}) + "\\n")
+        for name, how in list(steps.items()):
+            how["steps"] -= 1
+            if how["steps"] < 0:
+                del steps[name]
+                context.send(done=True, member=name, code=int(how.get("fails", 0)))
+        time.sleep(0.05)
+        context.heartbeat()
+        assignment = context.arrived()
+
 class Meter:
     # It grows by 10 J on slot 0 with each look, by 20 J on slot 1, ..
     def __init__(self, numbers, gpus, of_node):
@@ -97,7 +118,7 @@ class Meter:
         return {number: 10.0 * (number + 1) * self.looks for number in self.numbers}
 
 agent.EnergyMeter = Meter
-worker.WORK = {TRAIN: work}
+worker.WORK = {TRAIN: work, FUSED: fused}
 imported = []  # by the template of this process
 agent_process.preload_framework = imported.append
 sys.argv = sys.argv[2:]
@@ -156,12 +177,14 @@ class Job:
         there = alive(str(AgentFiles.within(self.folder).address))
         return [pid for pid in there if _parent(pid) == os.getpid()]
 
-    def start(self, name: str, *gpus: int, steps: int = 3, code=None, seat: int = 0, **how) -> None:
+    def start(
+        self, name: str, *gpus: int, steps: int = 3, code=None, seat: int = 0, kind: str = TRAIN, **how
+    ) -> None:
         how["steps"] = steps
         (self.folder / f"{name}.json").write_text(json.dumps(how))
         free = self.free()
         placement = (Placement("localhost", gpus, seat),)
-        self.rank_pool.start(TaskMessage(TRAIN, str(self.folder), name), placement, code)
+        self.rank_pool.start(TaskMessage(kind, str(self.folder), name), placement, code)
         assert (seat > 1 or free >= set(gpus), self.free()) == (True, free.difference(gpus))
 
     def free(self) -> set[int]:
@@ -242,6 +265,31 @@ def test_groups_have_the_energy_of_their_slots_while_they_work(job):
     # Slots 0 and 2 use 40 J between two heartbeats, slot 1 uses 20 J.
     assert (pair.energy_j % 40, one.energy_j % 20) == (0, 0)
     assert abs(pair.energy_j / 40 - one.energy_j / 20) <= 1
+
+
+def test_fused_members_have_one_rank_whose_death_is_no_fault_of_theirs(job):
+    names = "one", "two", "three"
+    for seat, name in enumerate(names, start=1):
+        # The error of one is not the others'.
+        job.start(
+            name, 1, seat=seat, kind=FUSED, steps=2 if name == "three" else 10_000, fails=name == "three"
+        )
+    wait_for(lambda: all(job.at_work(name) for name in names))
+    (rank,) = {pid for name in names for pid in job.at_work(name)}
+    (three,) = job.end_of("three")
+    assert (three.exit_code, job.free(), job.ended.keys()) == (1, {0, 2, 3}, {"three"})
+    job.start("four", 1, seat=3, kind=FUSED, steps=10_000)
+    wait_for(lambda: job.at_work("four") == [rank])
+    os.kill(rank, signal.SIGKILL)
+    for group in job.end_of("one", "two", "four"):
+        assert reason_of_end(group, RunningTask(None, 0, 1.0, 0.0), TaskReport()) is ExitReason.STOPPED
+        assert (group.exit_code, group.beside_others) == (128 + signal.SIGKILL, True)
+    job.start("last", 1, seat=1, kind=FUSED, steps=10_000)
+    wait_for(lambda: job.at_work("last"))
+    os.kill(*job.at_work("last"), signal.SIGKILL)
+    (last,) = job.end_of("last")
+    assert reason_of_end(last, RunningTask(None, 0, 1.0, 0.0), TaskReport()) is ExitReason.KILLED
+    assert job.free() == {0, 1, 2, 3}
 
 
 def test_members_on_one_slot_have_a_rank_each_and_one_that_is_killed_ends_alone(job):

@@ -1,0 +1,160 @@
+"""Training of several members of one shape in one process, as one computation."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hetctl.runtime.data.loaders import ArrayLoader
+from hetctl.runtime.data.sampler import keep_orders
+from hetctl.runtime.frameworks import FusedSteps
+from hetctl.runtime.job_logs import append
+from hetctl.runtime.worker.async_checkpoint import OnSaved
+from hetctl.runtime.worker.checkpoint import Arrays
+from hetctl.runtime.worker.context import WorkerContext
+from hetctl.runtime.worker.member_trainer import Steps, random_state, set_random_state
+from hetctl.runtime.worker.messages import Assignment
+from hetctl.runtime.worker.reporting import report_failure
+from hetctl.runtime.worker.training import (
+    Trainer,
+    reporting,
+    restart_time,
+    sample_sharing,
+    trainer_fields,
+)
+from hetctl.scheduling.job_scheduler import ALONE
+
+
+@dataclass
+class FusedTrainer(Trainer):
+    """`Trainer` of a member that shares its process with others."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Building and restoring others draws from the same generators.
+        self._random = random_state()
+
+    def _restore_generators(self, arrays: Arrays) -> None:
+        super()._restore_generators(arrays)
+        self._random = random_state()
+
+    def _save(self, report: OnSaved) -> None:
+        set_random_state(self._random)
+        super()._save(report)
+
+
+@dataclass
+class FusedMember:
+    """A member in training in this process.
+
+    Parameters
+    ----------
+    keep : ExitStack
+        Stack that ends the resources of this member alone.
+    """
+
+    trainer: FusedTrainer
+    steps: Steps
+    keep: ExitStack
+
+
+class FusedMembers:
+    """Members that train together on this rank; each has its own trainer, epochs, events and checkpoints."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._members: dict[str, FusedMember] = {}
+        self._fused: FusedSteps | None = None
+
+    def run(self, first: Assignment) -> None:
+        """Train a member, and others that arrive meanwhile, until all have ended."""
+        arrived: Assignment | None = first
+        results: dict[str, Any] = {}
+        while arrived or self._members:
+            if arrived:
+                self._join(arrived, first)
+                # Those that start together begin with the same step.
+                arrived = self._context.arrived()
+                continue
+            results = self._advanced(results)
+            arrived = self._context.arrived()
+
+    def _advanced(self, results: dict[str, Any]) -> dict[str, Any]:
+        """Let all trainers go on with results to their next works; return the results of these."""
+        assert self._fused is not None
+        works = {}
+        for name, member in list(self._members.items()):
+            try:
+                works[name] = _resumed(member.steps, results.get(name))
+            except StopIteration:
+                self._end(name)
+            except Exception as error:
+                # The others need not begin anew for an error of one.
+                self._end(name, report_failure(error, member.trainer.events))
+        results = self._fused.run(works)
+        for name in self._leaving():
+            stop = self._members[name].trainer.stop
+            if stop.reason is None:
+                stop.reason = ALONE
+                print(f"{name} trains alone: {self._fused.refused[name]}", flush=True)
+        return results
+
+    def _leaving(self) -> list[str]:
+        """Return the members that have to train alone, but keep one if all have to."""
+        assert self._fused is not None
+        refused = [name for name in self._members if name in self._fused.refused]
+        return refused[1:] if len(refused) == len(self._members) else refused
+
+    def _join(self, assignment: Assignment, first: Assignment) -> None:
+        """Build a member, and begin its training."""
+        context, task, spec = self._context, assignment.task, assignment.task.training
+        assert spec is not None
+        own, keep = copy.copy(context), ExitStack()
+        own.send = partial(context.send, member=task.name)
+        if task is not first.task:
+            append(task.log, f"{task.name} trains in the process of {first.task.name}: see its log\n")
+        restarted_at = restart_time(assignment, context)
+        share = spec.shares[assignment.rank_info.rank]
+        sharing = sample_sharing(spec, share, context.binding.node)
+        try:
+            built = context.build(
+                *(spec.ensemble, assignment.rank_info, sharing, share, keep, spec.network, spec.timeouts),
+                fused=True,
+            )
+            loaders = built.training, built.validation
+            fields = trainer_fields(assignment, own, built.network, *loaders, restarted_at)
+            trainer = FusedTrainer(**fields)
+        except Exception as error:
+            keep.close()
+            own.send(done=True, code=report_failure(error, own.writer(task)))
+            return
+        self._fused = self._fused or built.framework.fused_steps()
+        self._fused.join(task.name, built.network)
+        if not all(isinstance(loader, ArrayLoader) for loader in loaders):
+            self._fused.refused[task.name] = "its samples are prepared by processes"
+        steps = reporting(trainer, own, lambda _: {})
+        self._members[task.name] = FusedMember(trainer, steps, keep)
+        keep_orders(len(self._members))
+        if task.name in self._leaving():
+            trainer.stop.reason = ALONE
+
+    def _end(self, name: str, code: int = 0) -> None:
+        assert self._fused is not None
+        member = self._members.pop(name)
+        self._fused.leave(name, member.trainer.network)
+        member.keep.close()
+        keep_orders(max(1, len(self._members)))
+        self._context.send(done=True, member=name, code=code)
+
+
+def train_fused(assignment: Assignment, context: WorkerContext) -> None:
+    """Train members together: that of an assignment, and those whose assignments arrive meanwhile."""
+    FusedMembers(context).run(assignment)
+
+
+def _resumed(steps: Steps, result: Any) -> Any:
+    """Let a trainer go on to its next work, with a result or an error of the last one."""
+    return steps.throw(result) if isinstance(result, Exception) else steps.send(result)

@@ -1,0 +1,61 @@
+"""Choice of the members that train fused: those of one shape that wait join others on their GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from hetctl.model.plan import FUSED, Allocation, Placement
+from hetctl.model.workload import Workload
+
+FUSE_LIMIT = 16
+"""Most members in one process; how many of them are one computation is measured there."""
+
+
+@dataclass
+class FusedGroup:
+    """Members that train fused on one GPU, or one member that others may join.
+
+    Parameters
+    ----------
+    shape : str
+        Shape of the members.
+    seats : set of int
+        Seats that are taken, as in `Placement`.
+    """
+
+    shape: str
+    node: str
+    gpu: int
+    seats: set[int] = field(default_factory=lambda: {1})
+
+    def take(self) -> Placement:
+        """Take a seat."""
+        seat = next(number for number in range(1, FUSE_LIMIT + 1) if number not in self.seats)
+        self.seats.add(seat)
+        return Placement(self.node, (self.gpu,), seat)
+
+
+def companions(
+    groups: Iterable[FusedGroup], waiting: Iterable[Workload], shape_of: Callable[[str], str | None]
+) -> list[Allocation]:
+    """Return the allocations of waiting members that join the groups of their shapes, smallest group first.
+
+    Parameters
+    ----------
+    waiting : iterable of Workload
+        Members in the order in which they get seats.
+    shape_of : callable
+        Function that returns the shape of a member; None if it has to train alone.
+    """
+    by_shape: dict[str, list[FusedGroup]] = {}
+    for group in groups:
+        by_shape.setdefault(group.shape, []).append(group)
+    joined = []
+    for workload in waiting if by_shape else ():
+        known = by_shape.get(shape_of(workload.name) or "", ())
+        open_groups = [group for group in known if len(group.seats) < FUSE_LIMIT]
+        if open_groups and (rate := workload.rates.get(1)):
+            placement = min(open_groups, key=lambda group: len(group.seats)).take()
+            joined.append(Allocation(workload.name, 1, FUSED, rate, (placement,)))
+    return joined

@@ -1,0 +1,271 @@
+"""Fused members in PyTorch: each as it would be alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_networks import seed_all
+from torch import nn
+
+from hetctl.model.ensemble import Member
+from hetctl.runtime.data.batches import Batches, validation_batches
+from hetctl.runtime.data.loaders import ArrayLoader
+from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
+from hetctl.runtime.data.sources import ArraySource
+from hetctl.runtime.frameworks import finished, load_framework
+from hetctl.runtime.frameworks.torch_fused import TRIES, Widths
+from hetctl.runtime.worker.group import Group
+from hetctl.runtime.worker.user_functions import UserFunctions
+
+pytestmark = pytest.mark.training
+SAMPLES, BATCH, EPOCHS = 70, 16, 20
+GENERATOR = np.random.default_rng(1)
+X, Y = GENERATOR.normal(size=(SAMPLES, 4)), GENERATOR.normal(size=(SAMPLES, 2))
+FRAMEWORK = load_framework("pytorch")
+SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+RULES = {
+    "sgd": (SGD, [{"lr": 0.1}, {"lr": 0.02, "weight_decay": 0.1}]),
+    "momentum": (SGD, [{"lr": 0.05, "momentum": 0.9}, {"lr": 0.01, "momentum": 0.5, "nesterov": True}]),
+    "adam": (ADAM, [{"lr": 0.01}, {"lr": 0.003, "betas": (0.8, 0.99), "weight_decay": 0.01, "eps": 1e-6}]),
+    "adamw": (ADAMW, [{"lr": 0.01}, {"lr": 0.02, "weight_decay": 0.2}]),
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_64_bits():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def model_fn(config):
+    dropout = [nn.Dropout(config["dropout"])] if "dropout" in config else []
+    norm = [nn.BatchNorm1d(config.get("width", 5))] if config.get("norm") else []
+    layers = [nn.Linear(4, config.get("width", 5)), *norm, nn.Tanh(), *dropout]
+    model = nn.Sequential(*layers, nn.Linear(config.get("width", 5), 2))
+    options = dict(config.get("options", {}))
+    groups = [{"params": layers[0].parameters(), "lr": 0.005}, {"params": model[-1].parameters()}]
+    rule = config.get("rule", SGD)(
+        groups if config.get("groups") else model.parameters(), **{"lr": 0.1, **options}
+    )
+    more = {"scheduler": torch.optim.lr_scheduler.StepLR(rule, 3, 0.7)} if config.get("schedule") else {}
+    return {"model": config.get("wrap", lambda m: m)(model), "optimizer": rule, "loss": nn.MSELoss(), **more}
+
+
+def built(config, number, build):
+    member = Member(f"m{number}", config, batch_size=BATCH, seed=number)
+    seed_all("pytorch", number)
+    return build(member, UserFunctions(lambda _: None, model_fn, None), Group(), (X[:8], Y[:8]))
+
+
+def loader(number, samples=SAMPLES):
+    return ArrayLoader(ArraySource(X[:samples], Y[:samples], "training"), Stream(samples, BATCH, number))
+
+
+def epochs_of(network, number, first=1, last=EPOCHS):
+    """Train in parts; return the metrics of each epoch."""
+    held_out = ArrayLoader(ArraySource(X, Y, "validation"), Stream(SAMPLES, 32, UNSHUFFLED))
+    found = []
+    for epoch in range(first, last + 1):
+        loss = yield from network.training(Batches(loader(number), epoch, 0, Group(), lambda: False))
+        metrics = yield from network.evaluating(validation_batches(held_out, epoch, lambda: None))
+        network.end_epoch(metrics)
+        found.append({"loss": loss, **metrics})
+    return found
+
+
+def together(trainings, networks, steps=None):
+    """Run trainings as a rank does; return their results by number."""
+    steps = steps or FRAMEWORK.fused_steps()
+    for name, network in networks.items():
+        steps.join(name, network)
+    results, found = {}, {}
+    while trainings:
+        works = {}
+        for name, training in list(trainings.items()):
+            try:
+                works[name] = training.send(results.get(name))
+            except StopIteration as end:
+                found[name] = end.value
+                del trainings[name]
+                steps.leave(name, networks[name])
+        results = steps.run(works)
+        for result in results.values():
+            assert not isinstance(result, Exception), result
+    return found
+
+
+def assert_as_alone(configs, last=EPOCHS, tolerance=1e-12, widths=None):
+    networks = {n: built(config, n, FRAMEWORK.build_fused) for n, config in enumerate(configs)}
+    steps = FRAMEWORK.fused_steps()
+    if widths:
+        steps._widths.next = lambda _members: widths
+    found = together({n: epochs_of(net, n, last=last) for n, net in networks.items()}, networks, steps)
+    for number, config in enumerate(configs):
+        alone = built(config, number, FRAMEWORK.build)
+        expected = finished(epochs_of(alone, number, last=last))
+        for epoch, other in zip(found[number], expected, strict=True):
+            assert epoch == pytest.approx(other, rel=tolerance, abs=tolerance)
+        saved, as_alone = networks[number].save(), alone.save()
+        assert saved.keys() == as_alone.keys()
+        for name, array in saved.items():
+            np.testing.assert_allclose(array, as_alone[name], rtol=tolerance, atol=tolerance, err_msg=name)
+    return steps
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_members_of_one_stack_train_as_alone(name):
+    rule, options = RULES[name]
+    configs = [{"rule": rule, "options": options[n % 2], "schedule": n == 2} for n in range(3)]
+    assert_as_alone(configs, widths=4)
+
+
+def test_dropouts_draw_what_they_would_alone():
+    assert_as_alone(
+        [{"dropout": rate, "rule": ADAM, "options": {"lr": 0.01}} for rate in (0.1, 0.5, 0.0)], widths=4
+    )
+
+
+def test_running_statistics_and_groups_of_parameters_are_those_of_each_member():
+    assert_as_alone(
+        [{"norm": True, "groups": True}, {"norm": True, "groups": True, "options": {"lr": 0.02}}], widths=2
+    )
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 7), st.integers(2, 5), st.sampled_from(sorted(RULES)), st.integers(1, 4))
+def test_any_width_is_exact(width, members, name, together_at_most):
+    rule, options = RULES[name]
+    configs = [{"rule": rule, "options": options[n % 2], "width": width} for n in range(members)]
+    assert_as_alone(configs, last=3, widths=together_at_most)
+
+
+def test_a_member_joins_and_another_leaves_and_no_one_notices():
+    """The second begins amid the first one's epochs, and goes on alone; the third leaves before."""
+    configs = [{"rule": ADAM, "options": {"lr": 0.01}, "dropout": 0.2} for _ in range(3)]
+    networks = {n: built(config, n, FRAMEWORK.build_fused) for n, config in enumerate(configs)}
+    steps, lengths = FRAMEWORK.fused_steps(), {0: 4, 1: 6, 2: 2}
+    steps._widths.next = lambda _members: 4
+    trainings = {n: epochs_of(networks[n], n, last=last) for n, last in lengths.items()}
+    late, first = trainings.pop(1), trainings[0]
+
+    def letting_in():
+        """Let the second begin after seven steps, so that epochs end at different ones."""
+        taken, result = 0, None
+        while True:
+            try:
+                result = yield first.send(result)
+            except StopIteration as end:
+                return end.value
+            taken += 1
+            if taken == 7:
+                trainings[1] = late
+
+    trainings[0] = letting_in()
+    found = together(trainings, networks, steps)
+    for number, last in lengths.items():
+        alone = built(configs[number], number, FRAMEWORK.build)
+        expected = finished(epochs_of(alone, number, last=last))
+        for epoch, other in zip(found[number], expected, strict=True):
+            assert epoch == pytest.approx(other, rel=1e-12)
+
+
+@pytest.mark.parametrize("first_fused", [True, False])
+def test_a_checkpoint_goes_on_fused_or_not(first_fused):
+    config = {"rule": ADAM, "options": {"lr": 0.01}, "dropout": 0.2, "schedule": True}
+    whole = built(config, 0, FRAMEWORK.build)
+    expected, state = finished(epochs_of(whole, 0, last=6)), whole.save()
+    saved = None
+    for fused, (first, last) in ((first_fused, (1, 3)), (not first_fused, (4, 6))):
+        count = 2 if fused else 1
+        networks = {
+            n: built(config, n, FRAMEWORK.build_fused if fused else FRAMEWORK.build) for n in range(count)
+        }
+        if saved is not None:
+            networks[0].restore(saved)
+        trainings = {n: epochs_of(network, n, first, last) for n, network in networks.items()}
+        if fused:
+            steps = FRAMEWORK.fused_steps()
+            steps._widths.next = lambda _members: 2
+            found = together(trainings, networks, steps)[0]
+        else:
+            found = finished(trainings[0])
+        assert [each["loss"] for each in found] == pytest.approx(
+            [e["loss"] for e in expected[first - 1 : last]]
+        )
+        saved = networks[0].save()
+    for name, array in state.items():
+        np.testing.assert_allclose(saved[name], array, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+class Branching(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        outputs = self.inner(x)
+        return outputs if outputs.sum() > 0 else -outputs
+
+
+class Scaling(Branching):
+    factor = 1.0
+
+    def forward(self, x):
+        return self.inner(x) * type(self).factor
+
+
+class Noisy(Branching):
+    def forward(self, x):
+        return nn.functional.dropout(self.inner(x), 0.5)
+
+
+def half(model):
+    wrapped = Scaling(model)
+    wrapped.factor = 0.5
+    return wrapped
+
+
+@pytest.mark.parametrize(
+    ("configs", "reason"),
+    [
+        ([{"wrap": Branching}] * 2, "RuntimeError: vmap"),
+        ([{"wrap": Noisy}] * 2, "RuntimeError: vmap"),
+        ([{}, {"width": 6}], "its modules differ"),
+        ([{"wrap": Scaling}, {"wrap": half}], "its modules differ"),
+        ([{"rule": torch.optim.RMSprop}] * 2, "its optimizer is RMSprop"),
+        ([{"options": {"lr": 0.1, "momentum": 0.9, "dampening": 0.1}}] * 2, "its optimizer has options"),
+    ],
+)
+def test_what_cannot_be_fused_is_refused_and_trains_as_alone(configs, reason):
+    networks = {n: built(config, n, FRAMEWORK.build_fused) for n, config in enumerate(configs)}
+    steps, reasons = FRAMEWORK.fused_steps(), {}
+
+    def noting(number):
+        result = None
+        training = epochs_of(networks[number], number, last=2)
+        while True:
+            try:
+                result = yield training.send(result)
+            except StopIteration as end:
+                return end.value
+            reasons.update(steps.refused)
+
+    found = together({n: noting(n) for n in networks}, networks, steps)
+    assert reason in reasons[1]
+    for number, config in enumerate(configs):
+        assert found[number] == finished(epochs_of(built(config, number, FRAMEWORK.build), number, last=2))
+
+
+def test_the_fastest_width_is_chosen_and_none_that_is_slower_than_alone():
+    seconds = {1: 1.0, 2: 0.7, 4: 0.5, 8: 0.6, 16: 0.9}
+    for gain, best in ((1.0, 4), (2.2, 1)):
+        widths, tried = Widths(), []
+        while not widths.is_known(12):
+            tried.append(width := widths.next(12))
+            widths.note(width, 12, 12 * seconds[width] * (gain if width > 1 else 1))
+        assert tried == [*seconds] * TRIES
+        assert (widths.next(12), widths.next(3)) == (best, min(best, 4))
