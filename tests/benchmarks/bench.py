@@ -32,6 +32,7 @@ import demo_bench
 import doubling_exact
 import edits_bench
 import ensemble_bench
+import estimates_bench
 import fleet
 import hetpipe_bench
 import hoho_bench
@@ -400,6 +401,7 @@ SECTIONS: dict[str, Section] = {
     "predicted": predicted,
     "predicted-curves": curves,
     "learning": learning_bench.table,
+    "estimates": estimates_bench.table,
     "scaling": scaling_bench.table,
     "static": static,
     "doubling": doubling,
