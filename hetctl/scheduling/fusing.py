@@ -5,11 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from hetctl.model.ensemble import Member
 from hetctl.model.plan import FUSED, Allocation, Placement
+from hetctl.model.profile import shape_digest
+from hetctl.model.run import LOCKSTEP, RunSpec
+from hetctl.model.site import MEMBERS
+from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.model.workload import Workload
+from hetctl.scheduling.planners.base import options_from
 
 FUSE_LIMIT = 16
 """Most members in one process; how many of them are one computation is measured there."""
+
+
+def fused_shape(member: Member, spec: RunSpec) -> str | None:
+    """Return the shape of a member that may train fused with others of it; None if it may not.
+
+    The rank tells by a step whether members of one shape do have one program.
+    """
+    code = member.code or spec.ensemble.code
+    framework = FRAMEWORKS.get(code.framework)
+    own_loop = code.functions.train_fn or member.shard or member.global_batch_size or member.min_gpus > 1
+    apart = spec.ensemble.partitions or spec.sharing == LOCKSTEP or spec.site.launch == MEMBERS
+    can_fuse = options_from(spec.options).fuse and framework is not None and framework.can_fuse
+    return None if not can_fuse or own_loop or apart else shape_digest(member, spec.ensemble.rate_keys)
 
 
 @dataclass

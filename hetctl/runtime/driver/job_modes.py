@@ -100,9 +100,9 @@ class DataParallelJob(JobMode):
 
     def scheduler(self) -> RoundScheduler:
         """Return the scheduling by the run's planner."""
-        planner, options, members = self.job.planner, self.job.options, self.job.members
-        fused_shape = members.fused_shape if options.fuse else lambda _: None
-        return RoundScheduler(planner, options, self.job.observer(planner), fused_shape=fused_shape)
+        planner, options = self.job.planner, self.job.options
+        observer, fused_shape = self.job.observer(planner), self.job.members.fused_shape
+        return RoundScheduler(planner, options, observer, fused_shape=fused_shape)
 
 
 MODES: Mapping[str, str] = {

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import is_transient
 from hetctl.model.plan import DATA_PARALLEL, Allocation
-from hetctl.model.profile import PreprocessPoint, shape_digest
+from hetctl.model.profile import PreprocessPoint
 from hetctl.model.run import LOCKSTEP, RunSpec
-from hetctl.model.site import MEMBERS
-from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.model.workload import Workload
 from hetctl.perf.preprocessing import seen_points
 from hetctl.perf.sharing import GpuTerms
 from hetctl.perf.workloads import Workloads
+from hetctl.scheduling.fusing import fused_shape
 from hetctl.scheduling.job_scheduler import ObservedMembers, RunningTask
 from hetctl.scheduling.planners.base import RunningMember, options_from
 from hetctl.storage.paths import RunFolder
@@ -76,7 +75,7 @@ class RunMembers:
         self._planned = {profile.member: profile for profile in spec.profiles}
         self._profiles = dict(self._planned)
         self._members = {member.name: member for member in spec.ensemble.members}
-        self._shapes: dict[tuple[str, int], str] = {}
+        self._shapes: dict[tuple[str, int], str | None] = {}
         self._workloads = Workloads(
             spec.ensemble.as_installed(spec.site.container.python if spec.site.container else None),
             self._profiles,
@@ -160,19 +159,11 @@ class RunMembers:
         return allocation.gpus if tries else None
 
     def fused_shape(self, name: str) -> str | None:
-        """Return the shape of a member that may train fused with others of it; None if it may not.
-
-        The rank tells by a step whether members of one shape do have one program.
-        """
-        (member,), spec = self.with_batch_sizes([name]), self._spec
-        code, key = member.code or spec.ensemble.code, (name, member.batch_size)
-        framework = FRAMEWORKS.get(code.framework)
-        own_loop = code.functions.train_fn or member.shard or member.global_batch_size or member.min_gpus > 1
-        apart = spec.ensemble.partitions or spec.sharing == LOCKSTEP or spec.site.launch == MEMBERS
-        if not (framework and framework.can_fuse) or own_loop or apart:
-            return None
+        """Return the shape of a member that may train fused with others of it; None if it may not."""
+        (member,) = self.with_batch_sizes([name])
+        key = name, member.batch_size
         if key not in self._shapes or (self._trials and name in self._trials):
-            self._shapes[key] = shape_digest(member, spec.ensemble.rate_keys)
+            self._shapes[key] = fused_shape(member, self._spec)
         return self._shapes[key]
 
     def peak_memory(self, name: str) -> int:

@@ -114,7 +114,7 @@ class FusedMembers:
         assert spec is not None
         own, keep = copy.copy(context), ExitStack()
         own.send = partial(context.send, member=task.name)
-        if task is not first.task:
+        if task.name != first.task.name:
             append(task.log, f"{task.name} trains in the process of {first.task.name}: see its log\n")
         restarted_at = restart_time(assignment, context)
         share = spec.shares[assignment.rank_info.rank]
