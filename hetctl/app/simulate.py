@@ -326,7 +326,8 @@ def _learner(arrivals: Sequence[Arrival], request: SimulateRequest) -> RateLearn
     ]
     others = (member for name, member in members.items() if all(name != one.name for one in drawn))
     ensemble = replace(request.ensemble, members=(*drawn, *others))
-    return RateLearner(ensemble, sum(request.gpus.values()), request.learn_rates_s)
+    terms = GpuTerms(options_from(request.options).max_per_gpu)
+    return RateLearner(ensemble, sum(request.gpus.values()), request.learn_rates_s, terms)
 
 
 def _foreseen(

@@ -54,6 +54,8 @@ class Allocation:
         Stages by rank, in the order of the placement's GPUs; None in any mode but ``pipeline``.
     rate_known : bool
         False if the rate is an estimate: it was not measured, and not seen in training.
+    alone : bool
+        True if nobody else sits on its GPU until it has reported its rate and its busy share.
     """
 
     member: str
@@ -64,6 +66,7 @@ class Allocation:
     batch_sizes: tuple[int, ...] = ()
     pipeline: PipelineLayout | None = None
     rate_known: bool = True
+    alone: bool = field(default=False, metadata=OMITTED)
 
     @property
     def own_gpus(self) -> int:

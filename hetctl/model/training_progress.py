@@ -11,11 +11,13 @@ from base64 import b64decode, b64encode
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, overload
 from zlib import compress, decompress
+
+from hetctl.model.serialization import OMITTED
 
 PAUSED, CANCELLED, DROPPED = "paused", "cancelled", "dropped"
 """Words for members that their user has taken out of training."""
@@ -69,6 +71,10 @@ class TimedRate:
         Half-width of the rate's 95 % confidence interval, relative to the rate.
     finished_at : float
         Time of the last timed step in seconds since the epoch.
+    busy : float or None
+        Share of these steps in which its device was busy; None: not known, or it has several.
+    planned : float or None
+        Rate in samples/s by the busy shares of those on its GPU; None: it was alone.
     """
 
     rate: float
@@ -77,6 +83,8 @@ class TimedRate:
     gpu_type: str | None
     error: float
     finished_at: float = 0.0
+    busy: float | None = field(default=None, metadata=OMITTED)
+    planned: float | None = field(default=None, metadata=OMITTED)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ class Workload:
         Share of the time for which it keeps its device busy alone on one GPU; 1 if it shares with none.
     memory : float
         Share of a GPU's memory that it takes.
+    slowed : float
+        Factor by which it is slower beside others than the busy shares say, as it was seen.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Workload:
     spread: Mapping[int, float] = field(default_factory=dict)
     busy: float = 1.0
     memory: float = 0.0
+    slowed: float = 1.0
 
     @property
     def overhead_s(self) -> float:
@@ -64,6 +67,13 @@ class Workload:
     def interruption_s(self) -> float:
         """Seconds lost by stopping this member and starting it again."""
         return self.checkpoint_s + (self.startup_s if self.restart_s is None else self.restart_s)
+
+    @property
+    def gpu_share(self) -> float:
+        """Share of a GPU that it takes of all that others could have: of its time or its memory."""
+        if self.busy >= 1 or self.slowed >= 2:
+            return 1.0
+        return min(max(self.busy * self.slowed, self.memory), 1.0)
 
     def with_left(self, samples_left: float) -> Workload:
         """Return the member with other work left; called for all members in training at each decision."""

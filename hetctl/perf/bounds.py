@@ -189,10 +189,10 @@ class Backlog:
         del self._least_s[bisect_left(self._least_s, member.least_s)]
 
     def _member(self, number: int, workload: Workload) -> WaitingMember:
-        envelope = envelope_of(workload.rates, self.gpus, workload.busy)
+        envelope = envelope_of(workload.rates, self.gpus, workload.gpu_share)
         left, gpus, rate = workload.samples_left, envelope.gpus[1], envelope.rates[1]
         seconds = (left + rate * workload.startup_s) / rate
-        gpu_s = left * device_time(gpus, workload.busy) / rate
+        gpu_s = left * device_time(gpus, workload.gpu_share) / rate
         return WaitingMember(seconds, -number, gpu_s, left / envelope.highest, workload, envelope)
 
     def longer_than(self, seconds: float) -> list[WaitingMember]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hetctl.model.site import Site
 
-FULL = 0.98
-"""Sum of busy shares from which on a GPU has no time left for another member."""
+FULL = 1.25
+"""Sum of busy shares from which on a GPU has no time left for another member.
+
+It is above 1: members that wait for each other's kernels at times leave the device idle at others.
+"""
 LEAST_BUSY = 0.01
 """Least busy share that counts: counters of use are no more exact."""
 RESERVE = 0.1
@@ -47,13 +51,28 @@ class GpuTerms:
         return 1.0 if measured is None or self.most == 1 else max(measured, LEAST_BUSY)
 
     def memory_of(self, peak_bytes: int) -> float:
-        """Return the share of a GPU's memory that a member takes; an unknown peak (0) takes an equal part."""
-        if not self.memory_bytes or not peak_bytes:
+        """Return the share of a GPU's memory that a member takes, at least an equal part of it."""
+        if not self.memory_bytes:
             return 1 / self.most
-        return peak_bytes / max((1 - RESERVE) * self.memory_bytes - self.most * self.context_bytes, 1.0)
+        usable = (1 - RESERVE) * self.memory_bytes - self.most * self.context_bytes
+        return max(peak_bytes / max(usable, 1.0), 1 / self.most)
 
 
 NO_SHARING = GpuTerms()
+DOUBT = 2
+"""Number of rates seen together that count as much as the busy shares do."""
+
+
+def slowed_by(planned_and_seen: Sequence[tuple[float, float]]) -> float:
+    """Return the factor by which members of a shape are slower beside others than the busy shares say.
+
+    Parameters
+    ----------
+    planned_and_seen : sequence of (float, float)
+        Their rates on shared GPUs by the busy shares, and as they were seen, in samples/s.
+    """
+    logs = [math.log(planned / seen) for planned, seen in planned_and_seen]
+    return max(1.0, math.exp(math.fsum(logs) / (len(logs) + DOUBT)))
 
 
 def slowdown(busy: Iterable[float]) -> float:

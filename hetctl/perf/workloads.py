@@ -12,14 +12,14 @@ from typing import Any
 
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.profile import MemberProfile, compared_config, shape_digest, shapes_of
-from hetctl.model.training_progress import EpochHistory, Progress
+from hetctl.model.training_progress import EpochHistory, Progress, TimedRate
 from hetctl.model.training_settings import EVERY_EPOCH
 from hetctl.model.workload import Workload
 from hetctl.perf.convergence import ConvergenceForecast
 from hetctl.perf.memory_fit import gpus_left
 from hetctl.perf.rate_extrapolation import learned, prior_shapes, rate_curve, usable_rates
 from hetctl.perf.rate_prediction import USUAL_LEVEL, Level, estimated_levels, known_rates
-from hetctl.perf.sharing import NO_SHARING, GpuTerms
+from hetctl.perf.sharing import NO_SHARING, GpuTerms, slowed_by
 
 LEARNED = ("startup_s", "evaluate_s", "checkpoint_s")
 """Times of members that were not profiled, which their training shows."""
@@ -343,11 +343,30 @@ class Workloads:
             save_s=0.0 if self._is_unmeasured(member.name) else _save_s(member, known, curve.rates),
             notes=(*notes, *curve.notes),
             family=self._alike[member.name][0] if self._is_unmeasured(member.name) else "",
-            busy=self._terms.busy_of(known.busy) if self.may_share(member.name) else 1.0,
+            busy=self._busy_of(member.name, rates[min(rates)]) if self.may_share(member.name) else 1.0,
             memory=self._terms.memory_of(
                 known.peak_memory_bytes or self._progress[member.name].peak_memory_bytes
             ),
+            slowed=slowed_by([(t.planned, t.rate) for t in self._timed(member.name) if t.planned]),
         )
+
+    def _busy_of(self, name: str, rate: float) -> float:
+        """Return the busy share of a member, as measured or as seen of it or of members of its shape."""
+        profile = self._profiles.get(name)
+        if profile and profile.busy is not None:
+            return self._terms.busy_of(profile.busy)
+        # The time of the device for a sample is the same at any rate.
+        seen = (t.busy / t.rate * rate for t in self._timed(name) if t.busy is not None and t.gpus == 1)
+        busy = next(seen, None)
+        return self._terms.busy_of(busy and min(busy, 1.0))
+
+    def _timed(self, name: str) -> Iterator[TimedRate]:
+        """Yield the newest timed rates of a member with its present batch, then those of its shape."""
+        size = self._progress[name].batch_size or self._members[name].batch_size
+        for mate in dict.fromkeys((name, *self._alike[name])):
+            if mate in self._progress:
+                timed = EpochHistory.of(self._progress[mate].epochs).timed
+                yield from (one for one in timed if one.batch_size == size)
 
     def _rates_by_type(self, name: str, points: Mapping[int, float]) -> dict[str, Mapping[int, float]]:
         """Return the rates of types that were measured, or on which memory was not enough everywhere."""

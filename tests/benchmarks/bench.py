@@ -58,6 +58,7 @@ import script_bench
 import script_search_bench
 import search_bench
 import search_variants
+import shares_bench
 import sharing_bench
 import stage_accuracy_bench
 import stage_memory_bench
@@ -423,6 +424,8 @@ SECTIONS: dict[str, Section] = {
     "many": agent_bench.many_table,
     "hop": hop_transfer_bench.table,
     "paced": paced_bench.table,
+    "shares": shares_bench.simulated,
+    "paced-shares": shares_bench.paced,
     "search": search_bench.table,
     "variants": search_variants.table,
     "scripts": script_bench.table,

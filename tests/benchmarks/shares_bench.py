@@ -1,6 +1,6 @@
 """Members that share GPUs, over the bound of the devices' time: simulated, and on a Slurm with fake GPUs.
 
-    python tests/benchmarks/bench.py shares
+    python tests/benchmarks/bench.py shares paced-shares
 
 A fake GPU is a token: the step of a member holds it for the time of its kernels, and sleeps for the rest.
 """
@@ -23,10 +23,13 @@ from tables import Figure, Table
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from slurm_cluster import SlurmCluster, missing_programs
 
+from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
+from hetctl.perf.sharing import GpuTerms
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options
+from hetctl.scheduling.simulate.rate_learner import RateLearner
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
 from hetctl.storage.paths import Home
@@ -43,35 +46,49 @@ def members(seed: int, gpus: int) -> list[Workload]:
     return [replace(one, busy=draw.uniform(*BUSY), memory=1 / MOST) for one in fleet.members(seed, gpus)]
 
 
-def makespan_s(workloads: list[Workload], gpus: int, most: int) -> tuple[float, float]:
+def makespan_s(
+    workloads: list[Workload], gpus: int, most: int, learner: RateLearner | None = None
+) -> tuple[float, float]:
     """Return the makespan and its ratio to the bound."""
-    scenario, options = Scenario(Cluster.of(gpus, fleet.GPUS_PER_NODE)), Options(max_per_gpu=most)
+    scenario = Scenario(Cluster.of(gpus, fleet.GPUS_PER_NODE), rate_learner=learner)
+    options = Options(max_per_gpu=most)
     found = simulate(planner_named("fluid"), list(map(Arrival, workloads)), scenario, options)
     return found.makespan_s, found.ratio
 
 
-def simulated(quick: bool) -> Table:
+def learner(workloads: list[Workload], gpus: int) -> RateLearner:
+    """Return what a driver without profiles knows at first."""
+    own = tuple(Member(w.name, {"number": n}, max_gpus=max(w.rates)) for n, w in enumerate(workloads, 1))
+    ensemble = Ensemble("learning", "pytorch", Functions("m:i", "m:m"), own, "/nowhere")
+    return RateLearner(ensemble, gpus, terms=GpuTerms(MOST))
+
+
+def simulated(quick: bool = False) -> Table:
     """Compare shared GPUs with the bound, with whole GPUs, and where there is nothing to share."""
-    rows, ratios, costs = [], [], []
+    rows, ratios, costs, learned = [], list[float](), list[float](), list[float]()
     for gpus in SIZES[:: 4 if quick else 1]:
-        found, gains = [], []
+        found, gains, seen = [], [], []
         for seed in range(1 if quick else 3):
             own = members(seed, gpus)
             alone = [replace(one, busy=1.0) for one in own]
             shared_s, ratio = makespan_s(own, gpus, MOST)
             whole_s, _ = makespan_s(alone, gpus, 1)
             found.append(ratio)
+            seen.append(makespan_s(own, gpus, MOST, learner(own, gpus))[1])
             gains.append(shared_s / whole_s)
             costs.append(makespan_s(alone, gpus, MOST)[0] / whole_s)
         ratios += found
-        rows.append((str(gpus), f"{statistics.median(found):.3f}", f"{statistics.median(gains):.2f}"))
+        learned += seen
+        medians = (statistics.median(found), statistics.median(seen), statistics.median(gains))
+        rows.append((str(gpus), *(f"{median:.3f}" for median in medians)))
         print(rows[-1], flush=True)
     return Table(
         "Members that share GPUs, simulated",
-        ("GPUs", "makespan over the bound", "over that with whole GPUs"),
+        ("GPUs", "makespan over the bound", "nothing known before", "over that with whole GPUs"),
         tuple(rows),
         (
             Figure("busy shares known: makespan over the bound, median", statistics.median(ratios), 1.03),
+            Figure("nothing known before training, median", statistics.median(learned), 1.08),
             Figure("all busy shares 1: makespan over that with whole GPUs, worst", max(costs), 1.01),
         ),
         f"100 members of FLEET's set-up, whose busy shares are drawn from {BUSY[0]:g} to {BUSY[1]:g}, up to"
@@ -159,7 +176,7 @@ def paced_members(seed: int) -> list[Paced]:
     return found
 
 
-def paced(quick: bool) -> Table:
+def paced(quick: bool = False) -> Table:
     """Run the members with shared GPUs, and with whole ones."""
     title = f"{PACED} paced members that share {GPUS} fake GPUs of a Slurm, `fluid`"
     if missing := missing_programs():

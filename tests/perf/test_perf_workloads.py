@@ -10,6 +10,7 @@ from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.profile import MemberProfile
 from hetctl.model.training_progress import EpochHistory, EpochResult, Progress, TimedRate
 from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
+from hetctl.perf.sharing import GpuTerms
 from hetctl.perf.workloads import Workloads, active_workloads
 
 
@@ -176,6 +177,28 @@ def test_one_rate_teaches_members_that_are_alike() -> None:
     assert a.rates == b.rates
     assert a.rates[2] == 9.5
     assert not a.spread.get(2)
+
+
+def test_busy_shares_count_where_members_may_share_and_are_those_of_a_profile_or_of_their_shape() -> None:
+    configs = {name: {"units": 1, "seed": number} for number, name in enumerate("ab")} | {"c": {"units": 4}}
+    whole = ensemble(*(Member(name, config) for name, config in configs.items()))
+    seen = TimedRate(10.0, 1, 32, None, 0.0, busy=0.3)
+    known = {"a": Progress("a", EpochHistory().with_rate(seen)), "b": Progress("b"), "c": Progress("c")}
+    profiles = {"c": profile("c", busy=0.7, peak_memory_bytes=500)}
+    terms = GpuTerms(4, 1000, 50)
+    found = {one.name: one for one in active_workloads(whole, profiles, known, 4, terms=terms)}
+    assert [found[name].busy for name in "abc"] == pytest.approx([0.3, 0.3, 0.7])
+    assert [found[name].memory for name in "abc"] == pytest.approx([0.25, 0.25, 500 / 700])
+    beside = TimedRate(5.0, 0, 32, None, 0.0, planned=10.0)
+    known["a"] = Progress("a", EpochHistory().with_rate(seen).with_rate(beside))
+    found = {one.name: one for one in active_workloads(whole, profiles, known, 4, terms=terms)}
+    assert [found[name].slowed for name in "abc"] == pytest.approx([2 ** (1 / 3), 2 ** (1 / 3), 1.0])
+    assert found["a"].rates[1] == 10.0
+    # Out of memory beside others: it shares no more, and neither do members of its shape.
+    known["a"] = replace(known["a"], unfit=(("", 0),))
+    found = {one.name: one for one in active_workloads(whole, profiles, known, 4, terms=terms)}
+    assert [found[name].busy for name in "abc"] == pytest.approx([1.0, 1.0, 0.7])
+    assert [one.busy for one in active_workloads(whole, profiles, known, 4)] == [1.0, 1.0, 1.0]
 
 
 def test_a_regression_over_configs_finds_what_rates_depend_on() -> None:

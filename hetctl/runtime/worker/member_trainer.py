@@ -34,7 +34,7 @@ from hetctl.runtime.worker.checkpoint import (
     TrainingState,
 )
 from hetctl.runtime.worker.group import Group, all_gather
-from hetctl.runtime.worker.hardware import peak_memory
+from hetctl.runtime.worker.hardware import Busy, peak_memory
 from hetctl.storage.event_files import EventWriter
 
 Note = Callable[[int, int, Any], None]
@@ -202,6 +202,12 @@ class MemberTrainer(ABC):
         Writer of checkpoints; None: a thread that writes the whole network.
     shares_gpu : bool
         True if other members may train on its GPU.
+    alone : bool
+        True if none does until its rate is reported.
+    shared_rate : float or None
+        Rate in samples/s that is expected beside those who sit there now; None: none does.
+    busy : callable
+        Function that returns the share of the time since its last call in which its device was busy.
     """
 
     member: Member
@@ -223,6 +229,9 @@ class MemberTrainer(ABC):
     has_saved: Callable[[], bool] = lambda: False
     saver: Saver | None = None
     shares_gpu: bool = False
+    alone: bool = False
+    shared_rate: float | None = None
+    busy: Busy = lambda: None
     state: TrainingState = field(default_factory=TrainingState)
 
     def __post_init__(self) -> None:
@@ -355,6 +364,8 @@ class MemberTrainer(ABC):
         if self.launched_at:
             self._report_first_step(time.time())
             self.launched_at = 0.0
+            # What comes before is no training.
+            self.busy()
 
     def _report_first_step(self, now: float) -> None:
         self.events.write(
@@ -365,8 +376,13 @@ class MemberTrainer(ABC):
         )
 
     def _report_rate(self, rate: float, error: float) -> None:
-        timed = TimedRate(rate, self.own_gpus, self.member.batch_size, self.gpu_type, error, time.time())
+        gpus = self.gpus if self.alone else self.own_gpus
+        busy = self.busy() if self.gpus == 1 else None
+        place = self.member.batch_size, self.gpu_type
+        timed = TimedRate(rate, gpus, *place, error, time.time(), busy, self.shared_rate)
         self.events.write("rate", **encode(timed))
+        # From now on others may come and go.
+        self.alone, self.shared_rate = False, None
         self._report_preparation()
 
     def _report_preparation(self) -> None:

@@ -293,6 +293,9 @@ def trainer_fields(
         "stop": make_stop_signal(context, spec, assignment),
         "gpus": allocation.gpus,
         "shares_gpu": not allocation.own_gpus,
+        "alone": allocation.alone,
+        "shared_rate": None if allocation.own_gpus or allocation.alone else allocation.rate,
+        "busy": busy_share(context.binding.device),
         # An estimate must not keep an epoch from beginning.
         "expected_epoch_s": training.samples / allocation.rate if allocation.rate_known else 0.0,
         "launched_at": assignment.launched_at,

@@ -30,6 +30,9 @@ URGENT = 0.999
 """Part of the time left: a member whose share takes more of it cannot wait."""
 PATIENCE = 10
 """Number of interruptions that must fit into the time left; otherwise no member is stopped."""
+TRIAL_S, MOST_TRIALS = 5.0, 0.02
+"""Seconds in which a member shows its rate and its busy share, and the part of the time left up to which all
+members are tried first, where they may share GPUs: who is not known sits with nobody."""
 LEAST_SHARE_S = 1.0
 """Smallest share in seconds for which a member gets more GPUs."""
 
@@ -123,7 +126,7 @@ def _candidates(request: Request) -> tuple[list[FluidCandidate], Iterator[FluidC
     held = [
         FluidCandidate(
             h.workload,
-            envelope_of(tried.get(h.workload.name, h.workload.rates), request.gpus, h.workload.busy),
+            envelope_of(tried.get(h.workload.name, h.workload.rates), request.gpus, h.workload.gpu_share),
             h.allocation.gpus,
             h.fixed,
         )
@@ -135,17 +138,25 @@ def _candidates(request: Request) -> tuple[list[FluidCandidate], Iterator[FluidC
     time_s = fluid_time(works, request.gpus, near_s, backlog)
 
     interruption_s = max((h.workload.interruption_s for h in request.held), default=0.0)
+    shares = request.options.max_per_gpu > 1
+    trials_s = request.waiting.guesses * (interruption_s + TRIAL_S) / request.gpus
+    tries_all = shares and trials_s < MOST_TRIALS * time_s
 
     def waits(one: WaitingMember) -> FluidCandidate:
         job = _mixed(FluidCandidate(one.workload, one.envelope, number=-one.place), time_s)
         # Its rate is known seconds after it begins, for which another member has to stop.
-        if excess_s(one.workload, time_s) > interruption_s / request.gpus:
+        late = excess_s(one.workload, time_s) > interruption_s / request.gpus
+        if late or (tries_all and one.workload.is_guess):
             job.share_s = math.inf
         return job
 
     # The backlog is in order of expected times, and a guess may take much longer.
     urgent_s = 0.0 if request.waiting.guesses else URGENT * time_s
     jobs = [*(_mixed(job, time_s) for job in held), *map(waits, backlog.longer_than(urgent_s))]
+    for job in jobs if shares else ():
+        if job.holds and job.workload.is_guess:
+            # It is being tried.
+            job.share_s = math.inf
     jobs.sort(key=lambda job: job.number)
     return jobs, map(waits, backlog.others(urgent_s)), time_s
 

@@ -73,6 +73,8 @@ class SharedGpu:
     def admits(self, sitter: Sitter, limit: int, *, is_own: bool) -> bool:
         """Return true if a member may sit here: there is room, and nobody is late for it.
 
+        Beside one whose busy share is 1 or unknown nobody sits.
+
         Parameters
         ----------
         is_own : bool
@@ -80,11 +82,17 @@ class SharedGpu:
         """
         if not self.sitters:
             return True
-        used = sum(other.workload.memory for other in self.sitters)
-        if len(self.sitters) >= limit or used + sitter.workload.memory > 1 + 1e-9:
+        if any(other.workload.busy >= 1 for other in (*self.sitters, sitter)):
+            return False
+        all_of_them = (*self.sitters, sitter)
+        used = sum(other.workload.memory for other in all_of_them)
+        if len(self.sitters) >= limit or used > 1 + 1e-9:
             return False
         slower = self.slowdown_with(sitter)
-        least = min(other.slack for other in (*self.sitters, sitter))
+        # One after the other, their relative speeds add up to 1.
+        if sum(1 / (slower * other.workload.slowed) for other in all_of_them) <= 1:
+            return False
+        least = min(other.slack for other in all_of_them)
         return slower <= BARELY or (least > 1 if is_own else self.busy < FULL and slower <= least)
 
 
@@ -126,7 +134,7 @@ class SharedCapacity:
 
     def change(self, sitter: Sitter, before: int, after: int) -> bool:
         """Replace a member's `before` GPUs by more; change nothing and return false if they do not fit."""
-        if self._limit > 1 and after == 1 and sitter.workload.busy < 1:
+        if self._limit > 1 and after == 1:
             return self._seat(sitter)
         name = sitter.workload.name
 
@@ -298,6 +306,7 @@ def _seated(one: SharedGpu, place: Placement, seats: Mapping[str, Placement]) ->
             DATA_PARALLEL,
             sitter.workload.rates[1] / slower,
             (replace(place, seat=next(free)),),
+            alone=sitter.workload.busy >= 1,
         )
         for sitter in one.sitters
         if sitter.workload.name not in stays

@@ -231,10 +231,13 @@ class Engine:
             yield MemberArrived(self.now, workload.name)
 
     def _see_rate(self, index: int) -> RateSeen:
-        allocation = self.tasks[index].allocation
+        task = self.tasks[index]
+        allocation = task.allocation
         assert self._scenario.rate_learner is not None
-        self._scenario.rate_learner.report(allocation.member, allocation.gpus, allocation.rate)
-        return RateSeen(self.now, allocation.member, allocation.rate)
+        if allocation.own_gpus or allocation.alone:
+            busy = task.workload.busy if allocation.gpus == 1 else None
+            self._scenario.rate_learner.report(allocation.member, allocation.gpus, allocation.rate, busy)
+        return RateSeen(self.now, allocation.member, task.rate)
 
     def _fail_node(self, node: str) -> Iterator[SchedulingEvent]:
         """Let a node fail, and all tasks with GPUs on it."""

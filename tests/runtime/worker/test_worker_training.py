@@ -409,9 +409,12 @@ def test_epochs_have_rates_and_evaluations_send_heartbeats(tmp_path, framework):
     training = trainer(tmp_path, {}, framework=framework)
     heartbeats = []
     training.heartbeat = lambda: heartbeats.append(time.perf_counter())
+    training.shares_gpu = True
     training.run()
     epochs = [data for kind, data in training.events if kind == "epoch"]
     assert all(epoch["rate"] > 0 for epoch in epochs)
+    # On a GPU that others have, too, its rate is not its own.
+    assert {epoch["gpus"] for epoch in epochs} == {0}
     assert all(epoch["batch_size"] == 32 for epoch in epochs)
     assert [epoch["overhead_s"] is None for epoch in epochs] == [True, False, False]
     # 640 training and 200 validation samples in batches of 32, three times.

@@ -71,8 +71,15 @@ def test_one_that_can_wait_may_be_slowed_down_and_one_that_cannot_is_not() -> No
     (alone,) = FLUID.decide(ask(late, early, gpus=1)).start
     assert alone.member == "a"
     three = [member(name, 10, 0.6) for name in "abc"]
-    first, second = FLUID.decide(ask(*three, gpus=1)).start
-    assert first.rate == second.rate == pytest.approx(10 / 1.2)
+    starts = FLUID.decide(ask(*three, gpus=1)).start
+    assert [one.rate for one in starts] == pytest.approx([10 / 1.8] * 3)
+
+
+def test_those_who_were_slower_together_than_one_after_the_other_sit_alone() -> None:
+    for slowed, together in ((1.9, 2), (2.1, 1)):
+        a, b = (replace(member(name, 10, 0.3), slowed=slowed) for name in "ab")
+        # A third one leaves them time to wait.
+        assert len(FLUID.decide(ask(a, b, member("c", 30, 1.0), gpus=2)).start) == 1 + together
 
 
 def test_memory_admits_no_more_than_there_is_and_a_large_member_sits_alone() -> None:

@@ -10,6 +10,7 @@ from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
+from hetctl.perf.sharing import GpuTerms
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options
 from hetctl.scheduling.simulate.rate_learner import RateLearner
@@ -42,6 +43,19 @@ def test_a_member_begins_on_one_gpu_and_grows_once_its_rate_is_known() -> None:
     assert (first.allocation.gpus, first.end_s) == (1, 3.0)
     assert (later[-1].allocation.gpus, later[-1].allocation.rate) == (8, pytest.approx(10 * 8**0.9))
     assert 1 <= result.ratio < 1.05
+
+
+def test_members_sit_together_once_their_busy_shares_are_known() -> None:
+    members = [Workload(f"m{n}", {1: 10.0}, 1e4, restart_s=10.0, busy=0.24) for n in range(4)]
+    learner = RateLearner(ensemble_of(members), 1, terms=GpuTerms(4))
+    scenario = Scenario(Cluster.of(1, 1), rate_learner=learner)
+    result = simulate(
+        planner_named("fluid"), [Arrival(one) for one in members], scenario, Options(max_per_gpu=4)
+    )
+    first, *_ = result.intervals
+    beside = [one for one in result.intervals if one.start_s < first.start_s + 3.0]
+    assert (first.allocation.alone, len(beside)) == (True, 1)
+    assert result.ratio < 1.1
 
 
 def test_gpus_that_turn_out_to_slow_a_member_down_are_given_back() -> None:

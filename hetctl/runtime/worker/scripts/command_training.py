@@ -21,7 +21,7 @@ from hetctl.perf.step_times import (
 )
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend
-from hetctl.runtime.worker.hardware import busy_share, live_metrics_to
+from hetctl.runtime.worker.hardware import Busy, busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import Note, check_metrics
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.scripts.best_copies import BestCopies, ChangedMeanwhileError
@@ -73,6 +73,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
         if group.rank == 0:
             reports.starts_at = lambda: (assignment.launched_at, process.began_at)
             busy = busy_share(context.binding.device, process.cpu_seconds)
+            reports.busy = busy_share(context.binding.device, process.cpu_seconds)
             reports.note = stack.enter_context(live_metrics_to(context.send, samples or 0, busy))
         stop = make_stop_signal(context, spec, assignment)
         run = CommandRun(group, process, stop, reports.read, context)
@@ -116,6 +117,8 @@ class EpochReports:
     starts_at : callable
         Function that returns the times of the launch of its ranks and of its process, in seconds since the
         epoch.
+    busy : callable
+        Function that returns the share of the time since its last call in which its device was busy.
     """
 
     spec: TrainingSpec
@@ -125,6 +128,7 @@ class EpochReports:
     clock: Callable[[], float] = time.time
     heartbeat: Callable[[], None] = lambda: None
     starts_at: Callable[[], tuple[float, float]] | None = None
+    busy: Busy = lambda: None
 
     def __post_init__(self) -> None:
         (self.member,) = self.spec.ensemble.members
@@ -210,10 +214,17 @@ class EpochReports:
         if self._timed is None or not is_new_run(self._timed, mark):
             return
         self._timed.append(mark)
+        if len(self._timed) == 1:
+            # What comes before is no training.
+            self.busy()
         if times := known_times(self._timed, WANTED_IN_TRAINING):
+            allocation = self.spec.allocation
+            gpus = allocation.gpus if allocation.alone else allocation.own_gpus
+            busy = self.busy() if allocation.gpus == 1 else None
             timed = TimedRate(
-                *(1 / times.mean_s, self.spec.allocation.own_gpus, self.member.batch_size),
+                *(1 / times.mean_s, gpus, self.member.batch_size),
                 *(self.spec.gpu_type, times.error, time.time()),
+                busy,
             )
             self.events.write("rate", **encode(timed))
             self._timed = None

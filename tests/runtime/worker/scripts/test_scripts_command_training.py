@@ -82,12 +82,17 @@ def test_progress_is_noted_and_is_no_epoch(task, reports):
 def test_a_command_says_its_rate_within_the_first_epoch_once(task):
     seconds = itertools.count()
     reports = EpochReports(
-        task.training, EventWriter(task.events, task.name, 0), {}, clock=lambda: float(next(seconds))
+        task.training,
+        EventWriter(task.events, task.name, 0),
+        {},
+        clock=lambda: float(next(seconds)),
+        busy=lambda: 0.4,
     )
     for samples in range(100, 2100, 100):
         told(reports, epoch=1, finished=False, samples=samples)
     (timed,) = events_of(task, "rate")
     assert (timed["rate"], timed["gpus"], timed["batch_size"]) == (pytest.approx(100.0), 1, MEMBER.batch_size)
+    assert timed["busy"] == 0.4
     told(reports, epoch=1, samples=2100, val_loss=0.5)
     (epoch,) = events_of(task, "epoch")
     assert epoch["samples"] == 2100
