@@ -29,7 +29,6 @@ DEVELOPMENT = [
     "mypy>=1.13",
     "pytest>=8",
     "pytest-xdist>=3.8",
-    "ray[tune]>=2.40",
     "ruff>=0.8",
     "types-PyYAML",
     "webdataset>=1",

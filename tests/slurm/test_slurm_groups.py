@@ -90,12 +90,12 @@ def test_parts_of_a_network_on_two_nodes_go_on_when_one_dies(slurm_cluster, tmp_
     """The checkpoint of its four ranks is read by the two that are left: results are those of one rank."""
     divided = divided_project(slurm_cluster, tmp_path / "divided", "shard: true, min_gpus: 2, max_gpus: 4")
     whole = divided_project(slurm_cluster, tmp_path / "whole", "max_gpus: 1")
-    assert divided.hetctl("submit", "--gpus", "4", "--time", "10m").code == 0
+    assert divided.here("submit", "--gpus", "4", "--time", "10m").code == 0
     wait_for(lambda: len(losses_of(divided)) >= 2)
     *_, lost = divided.driver_events("wide-001")[0].data["nodes"]
     slurm_cluster.crash_node(lost["name"])
     try:
-        wait_for(lambda: divided.hetctl("status", "--json").json["state"] == "finished")
+        wait_for(lambda: divided.here("status", "--json").json["state"] == "finished")
     finally:
         slurm_cluster.boot_node(lost["name"])
     started = [e.data["placement"] for e in divided.driver_events("wide-001") if e.kind == "task_started"]
@@ -143,9 +143,9 @@ def test_a_second_job_fetches_what_had_migrated(slurm_cluster, tmp_path):
         functions={"train_fn": "tiny_torch:paced_train_fn"},
         config={**CONFIG, "seconds": 4 * [0.01], "seen": str(tmp_path / "seen")},
     )  # fmt: skip
-    assert project.hetctl(*MIGRATE[:-1]).code == 0
+    assert project.here(*MIGRATE[:-1]).code == 0
     wait_until(lambda: len(migrations_of(project)[0]) >= 3)
-    assert project.hetctl("cancel").code == 0
+    assert project.here("cancel").code == 0
     first_job = sum(each["samples"] for each in migrations_of(project)[1])
     project.run(*MIGRATE)
     visits, migrated = migrations_of(project)
@@ -175,7 +175,7 @@ def test_nodes_copy_their_partitions_and_remove_them(slurm_cluster, tmp_path, by
         "tensorflow", slurm_cluster, tmp_path / "project", {"m": RANKS},
         functions={"input_fn": "handwriting:staged_input_fn"}, partitions=partitions[by],
     )  # fmt: skip
-    made = project.hetctl("partition", str(shared), "--json").json
+    made = project.here("partition", str(shared), "--json").json
     project.run(*MIGRATE)
     started, *events = project.driver_events("wide-001")
     nodes = [node["name"] for node in started.data["nodes"]]
@@ -230,7 +230,7 @@ class Project(ProjectFolder):
     """A project with a site of two nodes."""
 
     def run(self, *arguments):
-        answer = self.hetctl(*arguments, "--json")
+        answer = self.here(*arguments, "--json")
         assert answer.code == 0, answer
         assert answer.json["state"] == "finished"
         return answer.json
@@ -272,5 +272,5 @@ def project_of(
     mpi = {name: value for name, value in cluster.environment().items() if name.startswith("OMPI")}
     site = SITE.format(python=sys.executable, environment=json.dumps(mpi | (variables or {})))
     project = Project(folder, environment=cluster.lab(folder, site))
-    assert project.hetctl("profile", "import", "rates.csv").code == 0
+    assert project.here("profile", "import", "rates.csv").code == 0
     return project

@@ -106,7 +106,7 @@ def project_of(
     site = SITE.format(python=sys.executable, nodes=4 // gpus_per_node, gpus=gpus_per_node, silence=silence)
     (home / "site-configs" / "lab.yaml").write_text(site)
     project = ProjectFolder(home, environment={**cluster.environment(), "HETCTL_SITE": "lab"})
-    assert project.hetctl("profile", "import", "rates.csv").code == 0
+    assert project.here("profile", "import", "rates.csv").code == 0
     return project
 
 
@@ -125,7 +125,7 @@ def place_partitions(disks, homes):
 
 
 def submit(project, *options):
-    answer = project.hetctl("submit", "--mode", "hopper", "--gpus", "4", "--time", "10m", "--json", *options)
+    answer = project.here("submit", "--mode", "hopper", "--gpus", "4", "--time", "10m", "--json", *options)
     assert answer.code == 0, answer
     return answer.json
 
@@ -193,7 +193,7 @@ def test_hops_equal_one_process_that_follows_the_log(slurm_cluster, tmp_path, fr
         tensorboard_file(member_folder(project.home.checkpoints, RUN, name)).exists() for name in digests
     )
     if framework == "pytorch":  # With TensorFlow this takes three times as long.
-        assert project.hetctl("hopper", "trace", "-o", "hops.jsonl").code == 0
+        assert project.here("hopper", "trace", "-o", "hops.jsonl").code == 0
         assert submit(project, "--wait", "--new", "--replay", "hops.jsonl")["state"] == "finished"
         assert last_states(project, "hops-002", digests) == digests
 
@@ -223,7 +223,7 @@ def test_few_members_hop_from_group_to_group(slurm_cluster, tmp_path):
     assert epoch["gpus"] == 2
     # Two gradients add up to the same bits in any order.
     states = last_states(project, RUN, ["m0", "m1"])
-    assert project.hetctl("hopper", "trace", "-o", "hops.jsonl").code == 0
+    assert project.here("hopper", "trace", "-o", "hops.jsonl").code == 0
     assert submit(project, "--wait", "--new", "--replay", "hops.jsonl")["state"] == "finished"
     assert last_states(project, "hops-002", states) == states
 
@@ -298,7 +298,7 @@ def test_a_node_that_stood_still_is_used_again(slower):
     assert any(visit["worker"] == "n3:0" and visit["began_at"] > joined.time for visit in visits)
     assert_complete(slower, epochs=1)
     assert_equal_to_one_process(slower, visits)
-    (job,) = slower.hetctl("status", "--json").json["jobs"]
+    (job,) = slower.here("status", "--json").json["jobs"]
     assert job["failed_nodes"] == []
 
 

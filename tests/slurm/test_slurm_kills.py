@@ -17,17 +17,17 @@ from hetctl.catalog.catalog import Catalog
 
 pytestmark = pytest.mark.slurm
 
-KILLS = int(os.environ.get("HETCTL_KILLS", "40"))
-"""Of each command."""
+KILLS = int(os.environ.get("HETCTL_KILLS", "12"))
+"""Kills of each command; the weekly workflow has more."""
 
-TWICE = 20
+TWICE = KILLS // 3
 
 
 @pytest.fixture
 def project(slurm_cluster: SlurmCluster, tmp_path):
     lab = slurm_cluster.lab(tmp_path / "project", "timeouts: {lease: 30s}\ndirectives: [--hold]\n")
     made = new_project(tmp_path / "project", environment=lab, waits=Waits(settle_s=0.2))
-    assert made.hetctl("profile", "import", "rates.csv").code == 0
+    assert made.here("profile", "import", "rates.csv").code == 0
     yield made
     for job in names_of(slurm_cluster):
         slurm_cluster.run("scancel", "--name", job)
@@ -57,8 +57,8 @@ def kills(project, kept, command):
     for line in spread(lines, KILLS):
         restore(project, kept)
         reached = killed(project, line, command)
-        if project.hetctl("advance").code == 2:
-            assert project.hetctl("submit").code == 0
+        if project.here("advance").code == 2:
+            assert project.here("submit").code == 0
         yield reached, jobs(project)
 
 
@@ -74,7 +74,7 @@ def test_a_submit_killed_at_any_line_leaves_one_job(slurm_cluster, project, tmp_
 
 
 def test_an_advance_killed_at_any_line_submits_one_job(slurm_cluster, project, tmp_path):
-    assert project.hetctl("submit").code == 0
+    assert project.here("submit").code == 0
     (first,) = jobs(project)
     slurm_cluster.run("scancel", first.batch_id)
     kept = shutil.copytree(project.home.path, tmp_path / "kept")
@@ -97,7 +97,7 @@ def test_two_submits_at_once(slurm_cluster, project, tmp_path):
 
 
 def test_two_advances_at_once(slurm_cluster, project, tmp_path):
-    assert project.hetctl("submit").code == 0
+    assert project.here("submit").code == 0
     slurm_cluster.run("scancel", jobs(project)[0].batch_id)
     kept = shutil.copytree(project.home.path, tmp_path / "kept")
     for _ in range(TWICE):
@@ -113,10 +113,10 @@ def test_two_cancels_at_once(slurm_cluster, project, tmp_path):
     kept = shutil.copytree(project.home.path, tmp_path / "kept")
     for _ in range(TWICE):
         restore(project, kept)
-        assert project.hetctl("submit").code == 0
+        assert project.here("submit").code == 0
         codes = at_once(project, "cancel", "cancel")
         assert 0 in codes
         assert set(codes) <= {0, 6}
         (job,) = jobs(project)
         assert job.name not in names_of(slurm_cluster, "--states=pending,running")
-        assert project.hetctl("status", "--json").json["state"] == "cancelled"
+        assert project.here("status", "--json").json["state"] == "cancelled"

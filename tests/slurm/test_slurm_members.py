@@ -37,16 +37,16 @@ def project_of(cluster, folder, gpus: dict[str, int], epochs: dict[str, int]) ->
         f"{name},{k},{100 * k / most:g},500\n" for name, most in gpus.items() for k in (1, 2, 4) if k <= most
     )
     (made.path / "rates.csv").write_text("member,gpus,rate,samples\n" + "".join(rates))
-    assert made.hetctl("profile", "import", "rates.csv").code == 0
+    assert made.here("profile", "import", "rates.csv").code == 0
     return made
 
 
 def test_each_member_has_a_step_whose_ranks_see_its_gpus_only(slurm_cluster, tmp_path):
     project = project_of(slurm_cluster, tmp_path, GPUS, EPOCHS)
-    shown = project.hetctl("submit", "--dry-run", *OPTIONS, "flotilla")
+    shown = project.here("submit", "--dry-run", *OPTIONS, "flotilla")
     assert shown.stderr.count("srun --job-name=round-0000/") == 3
     assert shown.stderr.count("# first round, node-") == 2
-    assert project.hetctl("submit", *OPTIONS, "flotilla").code == 0
+    assert project.here("submit", *OPTIONS, "flotilla").code == 0
     seen: dict[str, str] = {}
     # Steps that last for a second must not be missed.
     wait_for(lambda: _watch(project, seen) or _state(project) == "finished", seconds=90, rest=0)
@@ -61,9 +61,9 @@ def test_each_member_has_a_step_whose_ranks_see_its_gpus_only(slurm_cluster, tmp
 
 def test_a_member_over_two_nodes_is_one_step_on_both(slurm_cluster, tmp_path):
     project = project_of(slurm_cluster, tmp_path, {"wide": 4}, {"wide": 3})
-    shown = project.hetctl("submit", "--dry-run", *OPTIONS, "fixed-4")
+    shown = project.here("submit", "--dry-run", *OPTIONS, "fixed-4")
     assert "# first round, node-0: wide on 0, 1 (2 nodes x 2 GPUs)" in shown.stderr
-    assert project.hetctl("submit", *OPTIONS, "fixed-4").code == 0
+    assert project.here("submit", *OPTIONS, "fixed-4").code == 0
     wait_for(lambda: _state(project) == "finished", seconds=60)
     assert list(_started(project)) == _steps(slurm_cluster, project) == [("round-0000/wide", 2)]
 
@@ -71,7 +71,7 @@ def test_a_member_over_two_nodes_is_one_step_on_both(slurm_cluster, tmp_path):
 def test_a_lost_node_ends_the_job_and_the_next_one_goes_on(slurm_cluster, tmp_path):
     """Slurm starts no more steps in a job that has lost a node."""
     project = project_of(slurm_cluster, tmp_path, {"a": 2, "b": 2}, {"a": 9, "b": 9})
-    assert project.hetctl("submit", *OPTIONS, "fixed-2").code == 0
+    assert project.here("submit", *OPTIONS, "fixed-2").code == 0
     wait_for(lambda: project.epochs(RUN).keys() == {"a", "b"}, seconds=60)
     (first, second) = (e for e in project.driver_events(RUN) if e.kind == "task_started")
     lost = second.data["placement"][0]["node"]
@@ -115,7 +115,7 @@ def _variables(pid: int) -> dict[str, str]:
 
 
 def _state(project) -> str:
-    return project.hetctl("status", "--json").json["state"]
+    return project.here("status", "--json").json["state"]
 
 
 def _started(project):

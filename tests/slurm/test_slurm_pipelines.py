@@ -58,9 +58,9 @@ def project(slurm_cluster, tmp_path):
 
 def test_a_pipeline_loses_a_stage_and_a_node_but_no_wave(project, slurm_cluster, monkeypatch):
     options = ("--mode", "pipeline", "--policy", "ed", "--in-flight", "2", "--clock-distance", "1")
-    planned = project.hetctl("plan", *options, "--gpus", "4", "--json")
+    planned = project.here("plan", *options, "--gpus", "4", "--json")
     assert planned.code == 0, planned
-    answer = project.hetctl("submit", *options, "--gpus", "4", "--time", "10m", "--json")
+    answer = project.here("submit", *options, "--gpus", "4", "--time", "10m", "--json")
     assert answer.code == 0, answer
     folder = project.home.run(RUN)
 
@@ -75,7 +75,7 @@ def test_a_pipeline_loses_a_stage_and_a_node_but_no_wave(project, slurm_cluster,
     wait_for(lambda: saved_in(1), 120)
     slurm_cluster.crash_node("n2")
     try:
-        wait_for(lambda: project.hetctl("status", "--json").json["state"] == "finished", 180)
+        wait_for(lambda: project.here("status", "--json").json["state"] == "finished", 180)
     finally:
         slurm_cluster.boot_node("n2")
     assert problems(events_in(folder), epochs={"m": 3}) == []

@@ -89,7 +89,7 @@ class SlurmJob(Job):
         return [e.data["reason"] for e in self.events("task_ended") if e.data["member"] == member]
 
 
-@pytest.mark.parametrize("planner", ["flotilla", "fluid", "static", "independent"])
+@pytest.mark.parametrize("planner", ["flotilla", "fluid"])
 def test_a_job_continues_without_a_failed_node_and_no_fault(tmp_path, planner):
     options = {"solver_time_limit_s": 0.2}
     members = {n: {"epochs": 60} for n in "abcd"}
