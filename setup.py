@@ -17,6 +17,7 @@ TENSORFLOW = ["tensorflow-cpu==2.18.1", "keras>=3.6,<4"]
 PYTORCH = ["torch==2.13.0"]
 OPTUNA = ["optuna>=5,<6", "cmaes>=0.12"]
 MLFLOW = ["mlflow-skinny>=3.1,<4"]
+WANDB = ["wandb>=0.20,<0.23"]
 DATA = ["h5py>=3.10", "pillow>=10.0", "zarr>=2.18"]
 GPU = ["nvidia-ml-py>=12.535"]
 ADAPTERS = ["accelerate>=1.10,<2", "hydra-core>=1.3,<2", "lightning>=2.6,<3", "transformers>=5,<6"]
@@ -77,6 +78,7 @@ setup(
         "mpi": MPI,
         "optuna": OPTUNA,
         "mlflow": MLFLOW,
+        "wandb": WANDB,
         "data": DATA,
         "gpu": GPU,
         "adapters": ADAPTERS,

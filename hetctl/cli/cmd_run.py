@@ -94,7 +94,7 @@ OF_SUBMIT = {"ensemble", "dry_run", "wait", "new", "modules", *OF_BUDGET, *OF_RU
 )
 @click.option(
     "--track",
-    type=click.Choice(["mlflow"]),
+    type=click.Choice(["mlflow", "wandb"]),
     help="Forward epochs to this tracker with each look at the run.",
 )
 @click.option(
@@ -307,6 +307,7 @@ def advance_command(run: str | None, after_job: int | None, queue_next_after: in
     """
     from hetctl.app.rebuild_catalog import rebuilding_if_needed
     from hetctl.app.run.lifecycle import advance, chain
+    from hetctl.cli.watch import forward
 
     project = this_project()
     if queue_next_after is not None:
@@ -317,6 +318,8 @@ def advance_command(run: str | None, after_job: int | None, queue_next_after: in
         outcome = rebuilding_if_needed(project, lambda: advance(project, run, after_job=after_job))
     else:
         outcome = advance(project, run)
+        # Scripts of jobs forward nothing: compute nodes may lack the network.
+        forward(project, outcome)
     show(outcome, lambda: f"run {outcome.run}: {outcome.state}: {outcome.reason}")
 
 
@@ -408,18 +411,22 @@ def report_command(
         raise click.UsageError("--port goes with --serve")
     from hetctl.app.run.compare import compare_runs
     from hetctl.app.run.status import compared_status, search_in
+    from hetctl.cli.watch import forward
     from hetctl.model.serialization import encode
 
     project = this_project()
     if len(names := tuple(dict.fromkeys(runs))) > 1:
         compared = compare_runs(project, names)
         statuses = [compared_status(project, name) for name in names]
+        for each in statuses:
+            forward(project, each)
         from hetctl.reports.comparison_page import render_comparison
 
         write_text(output, render_comparison(statuses, compared))
         show({"runs": list(names), "path": str(output.resolve())}, lambda: f"wrote {output}")
         return
     status = compared_status(project, next(iter(names), None))
+    forward(project, status)
     # Importing Matplotlib takes half a second, which a refusal need not wait for.
     from hetctl.reports.run_page import render_page
     from hetctl.reports.summary import comparison_lines

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from hetctl.app.project import Project
+    from hetctl.app.run.lifecycle import RunTransition
     from hetctl.app.run.status import RunWatch
     from hetctl.app.run.tracking import Forwarder
     from hetctl.cli.live_table import LiveTable
@@ -80,7 +81,9 @@ def show_status(status: RunStatus, more: Mapping[str, Any] = MappingProxyType({}
     show(fields, lambda: [_table(status), *comparison_lines(status)], _failure(status))
 
 
-def forward(project: Project, status: RunStatus, forwarder: Forwarder | None = None) -> Forwarder | None:
+def forward(
+    project: Project, status: RunStatus | RunTransition, forwarder: Forwarder | None = None
+) -> Forwarder | None:
     """Send new epochs of a run to its tracker, if it has one; warn if that fails.
 
     Parameters

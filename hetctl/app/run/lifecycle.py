@@ -67,6 +67,8 @@ class RunTransition:
         Job that was submitted now.
     changed : tuple of Change
         Changes of the run from now on.
+    track : str
+        Same as in `RunSpec`, after `advance`.
     """
 
     run: str
@@ -74,6 +76,7 @@ class RunTransition:
     reason: str
     job: Job | None = None
     changed: tuple[Change, ...] = ()
+    track: str = ""
 
 
 def submit(
@@ -146,8 +149,9 @@ def advance(
 
     def advance_now() -> RunTransition:
         with project.writing(patience_s=patience_s) as catalog:
-            advanced = _advance(project, catalog, record_of(catalog, run), after_job)
-            return _with_queue(project, catalog, advanced)
+            record = record_of(catalog, run)
+            advanced = _advance(project, catalog, record, after_job)
+            return replace(_with_queue(project, catalog, advanced), track=record.spec.track)
 
     return PATIENT.call(advance_now)
 

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,17 @@ def address(folder: Path) -> str:
 class MlflowTracker:
     """MLflow server, or a database of it."""
 
-    def __init__(self, at: str) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._address = address(folder)
+        self.target = f"MLflow at {self._address}"
+
+    @cached_property
+    def _client(self) -> MlflowClient:
         for name, value in PATIENCE.items():
             os.environ.setdefault(name, value)
         # It tells of each step of making a database.
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        self._client = MlflowClient(tracking_uri=at)
+        return MlflowClient(tracking_uri=self._address)
 
     def send(self, run: TrackedRun, sent: Mapping[str, int]) -> None:
         """Send the epochs that it lacks, and the states that have changed."""

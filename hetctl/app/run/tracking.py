@@ -1,6 +1,6 @@
-"""Epochs of a run in MLflow, forwarded from its events by commands of the login side.
+"""Epochs of a run in a tracker, forwarded from its events by commands of the login side.
 
-Jobs forward nothing: compute nodes need no network for it. What MLflow has it is asked itself, so that a
+Jobs forward nothing: compute nodes need no network for it. What a tracker has it is asked itself, so that a
 command that was killed, or two at a time, send nothing twice.
 """
 
@@ -10,12 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from hetctl.app.project import Project
 from hetctl.catalog.lock import ProjectLock
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, LockedError
+from hetctl.model.interpreter import load_entry
 from hetctl.model.job import FAILED, FINISHED, UNDER_WAY
 from hetctl.model.run import RunSpec
 from hetctl.model.training_progress import EpochResult, Progress
@@ -24,9 +26,11 @@ from hetctl.storage.atomic_io import write_private
 from hetctl.storage.run_files import read_spec
 from hetctl.storage.run_state import RunState
 
-if TYPE_CHECKING:
-    from hetctl.app.run.track_mlflow import MlflowTracker
-
+TRACKERS = {
+    "mlflow": "hetctl.app.run.track_mlflow:MlflowTracker",
+    "wandb": "hetctl.app.run.track_wandb:WandbTracker",
+}
+"""Subclasses of `Tracker` by the names of their packages."""
 GOES_ON, DONE, BROKEN, LEFT = "RUNNING", "FINISHED", "FAILED", "KILLED"
 """States of runs and members, in the words of MLflow."""
 
@@ -53,6 +57,29 @@ class TrackedRun:
     members: Sequence[TrackedMember]
 
 
+class Tracker(Protocol):
+    """Program that shows runs, with what it has of the project in a folder.
+
+    Attributes
+    ----------
+    target : str
+        The tracker and its place, for messages.
+    """
+
+    target: str
+
+    def __init__(self, folder: Path) -> None: ...
+
+    def send(self, run: TrackedRun, sent: Mapping[str, int]) -> None:
+        """Send what it lacks.
+
+        Parameters
+        ----------
+        sent : mapping of str to int
+            Epochs by member that the last command is known to have sent.
+        """
+
+
 def require_tracker(name: str) -> None:
     """Raise BadInputError if the client of a tracker is not installed."""
     if find_spec(name) is None:
@@ -69,7 +96,7 @@ class Forwarder:
         self._project, self._folder = project, project.home.run(run)
         self._spec = read_spec(self._folder)
         self._state: RunState | None = None
-        self._tracker: MlflowTracker | None = None
+        self._tracker: Tracker | None = None
         self._warned = ""
 
     def send(self, state: str) -> str:
@@ -83,17 +110,13 @@ class Forwarder:
         self._state = self._state or RunState(self._folder, self._spec.ensemble, self._spec.retries)
         self._state.refresh()
         run = _tracked(self._spec, self._state, state)
-        # Imported here since most runs are tracked by nobody.
-        from hetctl.app.run.track_mlflow import MlflowTracker, address
-
-        at = address(self._project.folder)
-        target = f"MLflow at {at}"
+        self._tracker = self._tracker or load_entry(TRACKERS[self._spec.track])(self._project.folder)
+        target = self._tracker.target
         now = {"target": target, "state": run.state, "epochs": {m.name: len(m.epochs) for m in run.members}}
         if self._sent(target) == now:
             return ""
         try:
             with ProjectLock(self._folder.tracking_lock, "hetctl: tracking"):
-                self._tracker = self._tracker or MlflowTracker(at)
                 self._tracker.send(run, self._sent(target).get("epochs", {}))
                 write_private(self._folder.tracking, json.dumps(now), durable=False)
         except LockedError:

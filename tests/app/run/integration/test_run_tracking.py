@@ -1,13 +1,15 @@
-"""Epochs of runs in MLflow: in its database, by its server, and after commands that were killed."""
+"""Epochs of runs in trackers: in databases, servers and files, and after commands that were killed."""
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from workbench import pretending, pretending_project
 from hetctl.app.project import Project
 from hetctl.app.run.tracking import BROKEN, DONE, GOES_ON, Forwarder
 from hetctl.storage.paths import Home
+from hetctl.storage.progress_fold import events_in
+from hetctl.storage.run_files import read_spec, write_spec
 
 mlflow = pytest.importorskip("mlflow")
 # MLflow itself uses what SQLAlchemy and others will remove.
@@ -93,6 +97,16 @@ def test_a_command_that_forgets_what_it_sent_sends_nothing_twice(project, forwar
     check(project, database(project))
 
 
+@pytest.mark.usefixtures("forwarder")
+@pytest.mark.parametrize("command", ["advance", "report"])
+def test_commands_that_look_at_a_run_forward_it(project, monkeypatch, tmp_path, command):
+    address = f"sqlite:///{tmp_path / 'other.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    told = project.here(command)
+    assert (told.code, told.stderr) == (0, "")
+    check(project, address)
+
+
 def test_a_run_that_goes_on_again_is_shown_so(project, forwarder):
     assert forwarder.send("running") == ""
     assert shown_at(database(project))[0].info.status == GOES_ON
@@ -153,6 +167,64 @@ def test_a_server_is_sent_the_same(project, forwarder, monkeypatch, tmp_path):
             check(project, address)
         finally:
             _end(server)
+
+
+def shown_by_wandb(folder):
+    """Return the runs in W&B's files by name: their group, config, losses by epoch, and exit code."""
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
+
+    found = {}
+    for path in folder.glob("offline-run-*/run-*.wandb"):
+        store, about, epochs, code = DataStore(), None, {}, None
+        store.open_for_scan(str(path))
+        while (data := store.scan_data()) is not None:
+            record = wandb_internal_pb2.Record.FromString(data)
+            kind = record.WhichOneof("record_type")
+            if kind == "run":
+                about = record.run
+            elif kind == "exit":
+                code = record.exit.exit_code
+            elif kind == "history":
+                values = {i.key or i.nested_key[0]: json.loads(i.value_json) for i in record.history.item}
+                epochs[record.history.step.num] = values
+        store.close()
+        config = {each.key: json.loads(each.value_json) for each in about.config.update}
+        assert about.display_name not in found
+        found[about.display_name] = (about.run_group, config, epochs, code)
+    return found
+
+
+@pytest.mark.usefixtures("forwarder")
+def test_wandb_gets_each_member_that_has_ended_once(project):
+    pytest.importorskip("wandb")
+    run, folder = project.home.run("duo-001"), project.path / "wandb"
+    spec = read_spec(run)
+    write_spec(run, replace(spec, track="wandb"))
+    try:
+        forwarder = Forwarder(Project(project.path, Home(project.home.path)), "duo-001")
+    finally:
+        write_spec(run, spec)
+    assert [forwarder.send(state) for state in ("running", "failed")] == ["", ""]
+    shown = shown_by_wandb(folder)
+    assert {name: code for name, (_, _, _, code) in shown.items()} == {"a": 0, "b": 0, "c": 1}
+    group, config, epochs, _ = shown["b"]
+    assert (group, config["epochs"], sorted(epochs)) == ("duo-001", 3, [1, 2, 3])
+    done = {
+        event.record.epoch: event.record
+        for event in events_in(run)
+        if (event.source, event.kind) == ("b", "epoch")
+    }
+    for number, values in epochs.items():
+        assert values["val_accuracy"] == done[number].metrics["val_accuracy"]
+        assert values["_timestamp"] == pytest.approx(done[number].finished_at)
+    # Another command writes nothing again but what a killed one has left without a mark.
+    outdated, *others = folder.iterdir()
+    (outdated / "hetctl.json").unlink()
+    run.tracking.unlink()
+    assert forwarder.send("failed") == ""
+    assert {path.name for path in others} < {path.name for path in folder.iterdir()}
+    assert shown_by_wandb(folder).keys() == shown.keys()
 
 
 def _wait_until_it_answers(address: str, log: Path) -> None:
