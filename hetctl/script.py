@@ -31,6 +31,7 @@ def report(
     seconds: float | None = None,
     finished: bool = True,
     checkpoint: str | os.PathLike[str] | None = None,
+    predictions: str | os.PathLike[str] | None = None,
     **metrics: SupportsFloat,
 ) -> None:
     """Report a finished epoch, progress within it, or a checkpoint alone.
@@ -50,6 +51,9 @@ def report(
         are sent, and the metrics of the others are not converted.
     checkpoint : path or None
         File or folder of a complete checkpoint, from which the next start may continue.
+    predictions : path or None
+        File by ``numpy.savez`` for `hetctl ensemble`: ``outputs`` and ``targets`` of all validation samples
+        after a finished epoch, a row each, in an order that all members share. Copies of the best are kept.
     **metrics
         Metrics of the epoch, including the one of the stop rule. Within an epoch only ``loss`` counts.
 
@@ -64,8 +68,9 @@ def report(
         return
     if not (finished or checkpoint is not None or _SENT.takes_part(time.monotonic())):
         return
-    path = None if checkpoint is None else str(Path(checkpoint).absolute())
-    said = {"epoch": epoch, "samples": samples, "seconds": seconds, "checkpoint": path}
+    files = {"checkpoint": checkpoint, "predictions": predictions}
+    paths = {key: None if path is None else str(Path(path).absolute()) for key, path in files.items()}
+    said = {"epoch": epoch, "samples": samples, "seconds": seconds, **paths}
     line = {key: value for key, value in said.items() if value is not None}
     if not finished:
         line["finished"] = False

@@ -18,7 +18,7 @@ def ensemble_sections(found: EnsembleResult) -> list[Section]:
     """Return the table."""
     has_loss = any(one.loss is not None for one in found.combinations)
     headers = ("ensemble", f">{found.metric}", ">gain", ">95 %", "members")
-    losses = (">log-loss", ">at its\ntemperature") if has_loss else ()
+    losses = (">log-loss", ">scaled\nlog-loss") if has_loss else ()
     rows = [(*_row(one)[:4], *(_losses(one) if has_loss else ()), _row(one)[4]) for one in found.combinations]
     notes: list[Note] = [(JUDGED, "dim")]
     if found.left_out:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from hetctl.perf import ensemble_selection as selection
 from hetctl.perf.ensemble_selection import SCORES, Array, Choose, Task, Weights
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.member_trainer import PREDICTIONS
+from hetctl.runtime.worker.scripts import best_copies
 
 MOST_CANDIDATES = 50
 """Members to choose from: the best by their stop rule."""
@@ -50,6 +52,8 @@ WEIGHTS: dict[str, Callable[[Task], Weights]] = {
 }
 ENDINGS = {"pytorch": ".pt", "tensorflow": ".weights.h5"}
 """Files of weights, which load into what ``model_fn`` builds."""
+NUMBERS = {*"biuf"}
+"""Kinds of arrays that predictions may have."""
 MOST_NAMED = 5
 """Members that a message names."""
 
@@ -148,8 +152,7 @@ def combine(
             _combination(name, one, ways[BEST_MEMBER], library) for name, one in ways.items()
         )
         if output is not None:
-            chosen = next(one for one in combinations if one.way == way)
-            _write(output, run, library, chosen)
+            _write(output, run, library, next(one for one in combinations if one.way == way))
     names = [one.source.member.name for one in library.known]
     values = [
         float(SCORES[library.task.metric](p, library.task.targets).mean()) for p in library.task.predictions
@@ -169,9 +172,7 @@ def _library(run: str, found: Mapping[str, Source]) -> tuple[_Library, dict[str,
     left_out: dict[str, str] = {}
     trained = {}
     for name, source in found.items():
-        if source.member.command:
-            left_out[name] = "a command's predictions are not known"
-        elif not source.progress.epochs:
+        if not source.progress.epochs:
             left_out[name] = "it has no finished epoch"
         else:
             trained[name] = source
@@ -180,7 +181,7 @@ def _library(run: str, found: Mapping[str, Source]) -> tuple[_Library, dict[str,
     left_out |= dict.fromkeys(names[MOST_CANDIDATES:], f"it is not one of the best {MOST_CANDIDATES}")
     known: list[_Known] = []
     for name in names[:MOST_CANDIDATES]:
-        one = _known(trained[name])
+        one = (_handed_in if trained[name].member.command else _known)(trained[name])
         if isinstance(one, _Known) and known and not _is_same_task(one, known[0]):
             one = f"its validation samples or classes are not those of {known[0].source.member.name}"
         if isinstance(one, _Known):
@@ -193,7 +194,8 @@ def _library(run: str, found: Mapping[str, Source]) -> tuple[_Library, dict[str,
             f"an ensemble of {run} needs two members with predictions, and {len(known)} has some"
             + (f"; {some_of(reasons, MOST_NAMED)}" if reasons else ""),
             "members of functions keep them with the checkpoint of each best epoch; raise"
-            " `keep: {predictions: SIZE}` in the ensemble file if they are too large, and train on",
+            " `keep: {predictions: SIZE}` in the ensemble file if they are too large, and train on;"
+            " scripts hand them in by `hetctl.report(.., predictions=FILE)`",
         )
     return _of(known), left_out
 
@@ -215,6 +217,27 @@ def _known(source: Source) -> _Known | str:
     if arrays[0] is None or arrays[1] is None:
         return "the checkpoint of its best epoch has no predictions"
     return _Known(source, epoch, arrays[0], arrays[1])
+
+
+def _handed_in(source: Source) -> _Known | str:
+    """Return the predictions that a script has handed in, or why there are none."""
+    kept = best_copies.copied_epochs(source.checkpoints, best_copies.PREDICTIONS)
+    ranked = source.member.stop.ranked([done for done in source.progress.epochs if done.epoch in kept])
+    if not ranked:
+        return "its script has handed in no predictions"
+    path = kept[ranked[0].epoch]
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            outputs, targets = arrays["outputs"], arrays["targets"]
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, BadZipFile) as error:
+        return f"{path} has no arrays `outputs` and `targets`: {error}"
+    if (
+        not outputs.ndim
+        or not len(outputs) == len(targets) > 0
+        or {outputs.dtype.kind, targets.dtype.kind} - NUMBERS
+    ):
+        return f"`outputs` and `targets` in {path} must have a row of numbers for each sample"
+    return _Known(source, ranked[0].epoch, outputs, targets)
 
 
 def _is_same_task(one: _Known, first: _Known) -> bool:
@@ -251,7 +274,9 @@ def _weighted_way(library: _Library, weights_of: Callable[[Task], Weights]) -> _
 
 def _soups(library: _Library, stack: ExitStack) -> dict[str, _Way]:
     """Return averages of weights of the most members with one shape; none if all shapes differ."""
-    group = of_one_shape([(one.source, one.epoch) for one in library.known])
+    networks = [at for at, one in enumerate(library.known) if not one.source.member.command]
+    alike = of_one_shape([(library.known[at].source, library.known[at].epoch) for at in networks])
+    group = [networks[at] for at in alike]
     if len(group) < 2:
         return {}
     members = [library.known[index].source.member.name for index in group]
@@ -317,9 +342,14 @@ def _write(output: Path, run: str, library: _Library, chosen: Combination) -> No
     """Write the folder: weights, the average, the modules that build the networks, and `predict_fn`."""
     from hetctl.runtime.frameworks import exported_ensemble, load_framework
 
-    os.environ.update(NO_GPU)
     known = {one.source.member.name: one for one in library.known}
+    if scripts := [name for name in chosen.weights if known[name].source.member.command]:
+        raise BadInputError(
+            f"{some_of(scripts, MOST_NAMED)} trained by scripts, whose networks hetctl cannot build",
+            f"the table has the weights; `hetctl export {run} {scripts[0]}` copies a checkpoint",
+        )
     is_soup = chosen.way in SOUPS
+    os.environ.update(NO_GPU)
     with replacing(output) as folder:
         folder.mkdir()
         members = []

@@ -151,14 +151,44 @@ def refused(project):
         assert [word for word in words if word not in told] == [], told
 
 
-def test_members_without_predictions_are_named(tmp_path):
-    (tmp_path / "train.py").write_text("import hetctl\nhetctl.report(epoch=1, val_loss=1.0)\n")
+SCRIPT = """\
+import sys
+
+import hetctl
+import numpy as np
+
+seed, file = int(sys.argv[1]), f"{sys.argv[1]}.npz"
+targets = np.random.default_rng(0).integers(0, 3, 90)
+for epoch in (1, 2, 3):
+    draws = np.random.default_rng([seed, epoch])
+    outputs = draws.normal(size=(90, 3)) + 2.0 * np.eye(3)[targets] * (epoch != 3)
+    np.savez(file, outputs=outputs, targets=targets)
+    handed_in = {"predictions": file} if seed else {}
+    hetctl.report(epoch=epoch, val_accuracy=(outputs.argmax(1) == targets).mean(), **handed_in)
+    hetctl.should_stop()
+"""
+
+
+def test_scripts_hand_in_their_predictions(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    members = [
+        f"  - {{name: s{seed}, command: [{sys.executable}, train.py, '{seed}']}}\n" for seed in range(3)
+    ]
     (tmp_path / "ensemble.yaml").write_text(
-        "name: own\nstop: {metric: val_loss, max_epochs: 1}\nmembers:\n"
-        f"  - {{name: s, command: [{sys.executable}, train.py]}}\n"
+        f"name: own\nstop: {{metric: val_accuracy, mode: max, max_epochs: 3}}\nmembers:\n{''.join(members)}"
     )
     project = ProjectFolder(tmp_path, environment={"HETCTL_SITE": "local"})
-    assert project.here("submit", "--wait").code == 0
-    done = project.here("ensemble", "--json")
+    done = project.here("submit", "--wait", "--json")
+    best = {line["member"]: line["best"] for line in done.json["members"]}
+    found = project.here("ensemble", "--soups", "--json").json
+    assert found["left_out"] == {"s0": "its script has handed in no predictions"}
+    assert {one["member"]: one["value"] for one in found["candidates"]} == pytest.approx(
+        {name: best[name] for name in ("s1", "s2")}
+    )
+    # Independent noise: the average of two is better than each.
+    (average,) = (one for one in found["combinations"] if one["way"] == "average")
+    assert average["fitted_value"] > max(best.values())
+    done = project.here("ensemble", "--way", "average", "-o", "folder", "--json")
     assert done.code == 2
-    assert "s: a command's predictions are not known" in done.error["message"]
+    assert "trained by scripts" in done.error["message"]
+    assert not (tmp_path / "folder").exists()

@@ -1,4 +1,4 @@
-"""Copies of the checkpoints that a command has named at the ends of its best epochs.
+"""Copies of what a command has named at the ends of its best epochs: checkpoints, or predictions.
 
 The script itself may delete or replace what it names. A copy is whole, or it does not exist: it gets its name
 once it is on the disk, and only then are worse ones deleted.
@@ -16,17 +16,18 @@ from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult
 from hetctl.runtime.worker.checkpoint import TENSORBOARD
 from hetctl.storage.atomic_io import make_private_folder, sync_folder
 
-COPIES = "best-epochs"
-"""Folder of the copies, in the member's folder of checkpoints."""
+COPIES, PREDICTIONS = "best-epochs", "best-predictions"
+"""Folders of the copies of checkpoints and of predictions, in the member's folder of checkpoints."""
+NOT_COPIED = frozenset({COPIES, PREDICTIONS})
 COPY = "epoch-{:05d}"
 """Name of the folder with a copy, from the number of its epoch."""
 UNFINISHED = ".copy"
 BLOCK_BYTES = 2**24
 
 
-def copied_epochs(folder: Path) -> dict[int, Path]:
+def copied_epochs(folder: Path, kind: str = COPIES) -> dict[int, Path]:
     """Return the copies in a member's folder of checkpoints, files or folders, by epoch."""
-    copies = (folder / COPIES).glob("epoch-*[0-9]")
+    copies = (folder / kind).glob("epoch-*[0-9]")
     return {int(copy.name.partition("-")[2]): path for copy in copies for path in copy.iterdir()}
 
 
@@ -43,19 +44,27 @@ class BestCopies:
         Folder of the member's checkpoints.
     heartbeat : callable
         Function called after each part of a copy, which may take minutes.
+    kind : str
+        `COPIES` or `PREDICTIONS`.
     """
 
-    def __init__(self, folder: Path, member: Member, heartbeat: Callable[[], None] = lambda: None) -> None:
-        self._folder, self._member, self._heartbeat = folder / COPIES, member, heartbeat
+    def __init__(
+        self, folder: Path, member: Member, heartbeat: Callable[[], None] = lambda: None, kind: str = COPIES
+    ) -> None:
+        self._folder, self._member, self._heartbeat = folder / kind, member, heartbeat
+
+    def copied(self) -> dict[int, Path]:
+        """Return the copies by epoch."""
+        return copied_epochs(self._folder.parent, self._folder.name)
 
     def best(self, epochs: Sequence[EpochResult]) -> BestCheckpoint:
         """Return the best epoch that has a copy."""
-        copied = copied_epochs(self._folder.parent)
+        copied = self.copied()
         ranked = self._member.stop.ranked([done for done in epochs if done.epoch in copied])
         return next((BestCheckpoint(done.epoch, str(copied[done.epoch])) for done in ranked), NO_BEST)
 
-    def take(self, checkpoint: Path, epoch: int, epochs: Sequence[EpochResult]) -> None:
-        """Copy the checkpoint of an epoch if it is one of the best; then delete the copies of worse ones.
+    def take(self, named: Path, epoch: int, epochs: Sequence[EpochResult]) -> None:
+        """Copy what was named for an epoch if it is one of the best; then delete the copies of worse ones.
 
         Raises
         ------
@@ -64,11 +73,11 @@ class BestCopies:
         OSError
             If it cannot be read, or the disk is full or does not answer.
         """
-        copied = {*copied_epochs(self._folder.parent), epoch}
+        copied = {*self.copied(), epoch}
         ranked = self._member.stop.ranked([done for done in epochs if done.epoch in copied])
         best = {done.epoch for done in ranked[: self._member.keep.best]}
         if epoch in best:
-            self._copy(checkpoint, self._copy_of(epoch))
+            self._copy(named, self._copy_of(epoch))
             for worse in copied - best:
                 shutil.rmtree(self._copy_of(worse), ignore_errors=True)
 
@@ -83,7 +92,7 @@ class BestCopies:
         before = _state_of(source)
         try:
             if source.is_dir():
-                left_out = shutil.ignore_patterns(COPIES, TENSORBOARD)
+                left_out = shutil.ignore_patterns(*NOT_COPIED, TENSORBOARD)
                 shutil.copytree(
                     source, unfinished / source.name, copy_function=self._copy_file, ignore=left_out
                 )
@@ -117,5 +126,5 @@ def _state_of(source: Path) -> list[tuple[str, int, int, int]]:
 def _files(source: Path) -> Iterable[tuple[Path, os.stat_result]]:
     paths = sorted(source.rglob("*")) if source.is_dir() else [source]
     for path in paths:
-        if COPIES not in path.parts and not path.match(TENSORBOARD) and path.is_file():
+        if NOT_COPIED.isdisjoint(path.parts) and not path.match(TENSORBOARD) and path.is_file():
             yield path, path.stat()

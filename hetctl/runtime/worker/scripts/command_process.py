@@ -282,8 +282,8 @@ class ScriptReport:
         Samples and seconds of the epoch, or of its finished part.
     finished : bool
         False for progress within the epoch.
-    checkpoint : str or None
-        Path of a complete checkpoint.
+    checkpoint, predictions : str or None
+        Path of a complete checkpoint, and of a file with the predictions of a finished epoch.
     """
 
     epoch: int | None
@@ -292,6 +292,7 @@ class ScriptReport:
     seconds: float | None = None
     finished: bool = True
     checkpoint: str | None = None
+    predictions: str | None = None
 
 
 class WrongReportError(ValueError):
@@ -312,21 +313,22 @@ def parse_report(line: bytes) -> ScriptReport:
         raise WrongReportError("it is not JSON") from None
     if not isinstance(value, dict):
         raise WrongReportError("it is not a JSON object")
-    checkpoint, finished = value.pop("checkpoint", None), value.pop("finished", True)
-    if checkpoint is not None and not (isinstance(checkpoint, str) and checkpoint):
-        raise WrongReportError("checkpoint must be a path")
+    checkpoint, predictions = (_path(value, key) for key in ("checkpoint", "predictions"))
+    finished = value.pop("finished", True)
     if not isinstance(finished, bool):
         raise WrongReportError("finished must be true or false")
     epoch = value.pop("epoch", None)
     only_checkpoint = checkpoint is not None and epoch is None and not value
     if not only_checkpoint and (type(epoch) is not int or epoch < 1):
         raise WrongReportError("epoch must be a whole number, from 1")
+    if predictions is not None and not (finished and epoch):
+        raise WrongReportError("predictions are those of a finished epoch")
     samples, seconds = (_positive(value, key) for key in ("samples", "seconds"))
     for name, metric in value.items():
         if not _is_number(metric):
             raise WrongReportError(f"{name} must be a number")
     metrics = {name: float(metric) for name, metric in value.items()}
-    return ScriptReport(epoch, metrics, samples, seconds, finished, checkpoint)
+    return ScriptReport(epoch, metrics, samples, seconds, finished, checkpoint, predictions)
 
 
 def printable(line: bytes) -> str:
@@ -341,6 +343,13 @@ def whole_lines(data: bytes) -> tuple[list[bytes], bytes]:
     if len(rest) > MAX_LINE_BYTES:
         whole, rest = [*whole, rest], b""
     return [line for line in whole if line.strip()], rest
+
+
+def _path(value: dict[str, Any], key: str) -> str | None:
+    path = value.pop(key, None)
+    if path is not None and not (isinstance(path, str) and path):
+        raise WrongReportError(f"{key} must be a path")
+    return path
 
 
 def _positive(value: dict[str, Any], key: str) -> float | None:

@@ -24,7 +24,7 @@ from hetctl.runtime.worker.group import CollectiveBackend
 from hetctl.runtime.worker.hardware import Busy, busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import Note, check_metrics
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
-from hetctl.runtime.worker.scripts.best_copies import BestCopies, ChangedMeanwhileError
+from hetctl.runtime.worker.scripts.best_copies import PREDICTIONS, BestCopies, ChangedMeanwhileError
 from hetctl.runtime.worker.scripts.command_process import (
     ScriptReport,
     WrongReportError,
@@ -132,7 +132,9 @@ class EpochReports:
 
     def __post_init__(self) -> None:
         (self.member,) = self.spec.ensemble.members
-        self._copies = BestCopies(Path(self.spec.checkpoints), self.member, self.heartbeat)
+        folder = Path(self.spec.checkpoints)
+        self._copies = BestCopies(folder, self.member, self.heartbeat)
+        self._predictions = BestCopies(folder, self.member, self.heartbeat, PREDICTIONS)
         self._tensorboard: TensorBoardWriter | None = None
         self._marks: list[Mark] = []
         self._timed: list[Mark] | None = []
@@ -158,7 +160,8 @@ class EpochReports:
         """
         try:
             report = parse_report(line)
-            checkpoint = self._existing(report.checkpoint)
+            checkpoint = self._existing("checkpoint", report.checkpoint)
+            predictions = self._existing("predictions", report.predictions)
         except WrongReportError as error:
             self._ignore(line, str(error))
             return None
@@ -168,7 +171,10 @@ class EpochReports:
         if checkpoint is not None:
             self.events.write(NAMED, path=str(checkpoint), epoch=report.epoch)
             if report.epoch is not None and report.finished:
-                self._keep(checkpoint, report.epoch)
+                self._keep(self._copies, checkpoint, report.epoch)
+                self.report_best()
+        if predictions is not None and report.epoch is not None:
+            self._keep_predictions(predictions, report.epoch)
         return self.reason_to_stop()
 
     def report_best(self) -> None:
@@ -177,20 +183,29 @@ class EpochReports:
             self._best = best
             self.events.write("best_checkpoint", **encode(best))
 
-    def _keep(self, checkpoint: Path, epoch: int) -> None:
-        """Copy the checkpoint of an epoch if it is one of the best; the script waits for it."""
+    def _keep(self, copies: BestCopies, named: Path, epoch: int) -> None:
+        """Copy what was named for an epoch if it is one of the best; the script waits for it."""
         try:
-            self._copies.take(checkpoint, epoch, list(self.history.values()))
+            copies.take(named, epoch, list(self.history.values()))
         except ChangedMeanwhileError:
-            print(f"{checkpoint} changed while it was copied: epoch {epoch} is not kept", flush=True)
+            print(f"{named} changed while it was copied: epoch {epoch} is not kept", flush=True)
         except (FileNotFoundError, shutil.Error) as error:
-            print(f"{checkpoint} cannot be copied: epoch {epoch} is not kept: {error}", flush=True)
-        self.report_best()
+            print(f"{named} cannot be copied: epoch {epoch} is not kept: {error}", flush=True)
 
-    def _existing(self, checkpoint: str | None) -> Path | None:
-        path = None if checkpoint is None else Path(self.spec.ensemble.folder, checkpoint)
+    def _keep_predictions(self, predictions: Path, epoch: int) -> None:
+        size, most = PATIENT.call(predictions.stat).st_size, self.member.keep.predictions or 0
+        if size <= most:
+            self._keep(self._predictions, predictions, epoch)
+        else:
+            print(
+                f"{predictions} is not kept: {size:,} bytes, and `keep: {{predictions: ..}}` allows {most:,}",
+                flush=True,
+            )
+
+    def _existing(self, key: str, name: str | None) -> Path | None:
+        path = None if name is None else Path(self.spec.ensemble.folder, name)
         if path is not None and not PATIENT.call(path.exists):
-            raise WrongReportError("checkpoint must be a file or folder that exists")
+            raise WrongReportError(f"{key} must be a file or folder that exists")
         return path
 
     def _note(self, report: ScriptReport, epoch: int, now: float) -> None:

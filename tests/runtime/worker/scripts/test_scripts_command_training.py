@@ -14,6 +14,7 @@ from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.training_settings import KeepSettings
 from hetctl.runtime.worker.messages import RUN_COMMAND, TaskMessage, TrainingSpec
+from hetctl.runtime.worker.scripts.best_copies import PREDICTIONS, copied_epochs
 from hetctl.runtime.worker.scripts.command_training import EpochReports, reported
 from hetctl.storage.event_files import EventWriter, read_events
 
@@ -141,6 +142,22 @@ def test_a_copy_is_whole_or_there_is_none(task, tmp_path, capfd):
     assert [event["epoch"] for event in events_of(task, "best_checkpoint")] == [None]
     told(after, epoch=2, val_loss=0.4, checkpoint="last.pt")
     assert [event["epoch"] for event in events_of(task, "best_checkpoint")] == [None, 2]
+
+
+def test_predictions_of_the_best_epoch_are_kept_if_they_are_small_enough(task, tmp_path, capfd):
+    member = replace(MEMBER, keep=KeepSettings(predictions=3))
+    spec = replace(task.training, ensemble=replace(task.training.ensemble, members=(member,)))
+    reports = EpochReports(spec, EventWriter(task.events, task.name, 0), {})
+    for epoch, (loss, text) in enumerate([(0.9, "one"), (0.5, "two"), (0.7, "bad"), (0.1, "large")], 1):
+        (tmp_path / "val.npz").write_text(text)
+        told(reports, epoch=epoch, val_loss=loss, predictions="val.npz")
+    (copy,) = copied_epochs(tmp_path, PREDICTIONS).items()
+    assert (copy[0], copy[1].read_text()) == (2, "two")
+    assert "5 bytes" in capfd.readouterr().out
+    told(reports, epoch=5, finished=False, predictions="val.npz")
+    (ignored,) = events_of(task, "report_ignored")
+    assert "finished epoch" in ignored["rule"]
+    assert events_of(task, "best_checkpoint") == []
 
 
 def test_no_copy_is_made_for_a_member_that_keeps_no_best_epoch(task, tmp_path):
