@@ -11,13 +11,15 @@ from typing import Any
 import matplotlib
 import numpy as np
 from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.path import Path
 
 from hetctl.reports.style import GREY, INK, RULE
 
-WIDTH = 11.2  # inches
+WIDTH, NARROW = 11.2, 4.9
+"""Widths of a figure in inches, and of the same on a telephone."""
 LABEL_SIZE = 8
 """Font size of the labels of bars in points."""
 STYLE: dict[Any, Any] = {
@@ -50,6 +52,8 @@ STYLE: dict[Any, Any] = {
 }
 NUMBER = re.compile(r"-?\d+\.\d+")
 TIP = "tip-"
+MOST_DRAWN_TWICE = 2**19
+"""Characters of a figure above which it is not drawn for telephones too, whose page scrolls sideways then."""
 
 
 class Tips:
@@ -66,13 +70,39 @@ class Tips:
     def element(self, match: re.Match[str]) -> str:
         """Replace an artist's id by its title."""
         name = match.group(1)
-        if not name.startswith(TIP):
+        if not (name.startswith(TIP) and self.texts):
             return "<g>"
         return f"<g><title>{html.escape(self.texts[int(name.removeprefix(TIP))])}</title>"
 
 
+def is_narrow(figure: Figure) -> bool:
+    """Return true for the figure of a telephone, where panels stand below one another."""
+    return bool(figure.get_figwidth() == NARROW)
+
+
+def panels(figure: Figure, count: int, row_inches: float) -> list[Axes]:
+    """Return axes two to a row, or one on a telephone; the height of the figure follows."""
+    columns = 1 if is_narrow(figure) else 2
+    rows = -(-count // columns)
+    figure.set_figheight(row_inches * rows)
+    return [figure.add_subplot(rows, columns, place + 1) for place in range(count)]
+
+
+def set_margins(
+    figure: Figure,
+    left: float,
+    right: float,
+    top: float,
+    bottom: float,
+    between: tuple[float, float] = (0, 0),
+) -> None:
+    """Set the margins of a figure in inches, and the gaps between its panels across and down, in panels."""
+    width, height = figure.get_size_inches()
+    figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height, *between)
+
+
 def draw_svg(name: str, title: str, height: float, draw: Callable[[Figure, Tips], None]) -> Markup:
-    """Draw a figure and return its ``<svg>`` element.
+    """Draw a figure for wide and for narrow pages; return its ``<figure>`` element.
 
     Parameters
     ----------
@@ -81,29 +111,38 @@ def draw_svg(name: str, title: str, height: float, draw: Callable[[Figure, Tips]
     title : str
         Text for screen readers.
     height : float
-        Height in inches.
+        Height in inches, unless the function sets another one.
     draw : callable
-        A function that draws on the empty figure.
+        A function that draws on the empty figure, of either width.
     """
+    drawn = _drawn(name, WIDTH, height, draw)
+    if len(drawn) < MOST_DRAWN_TWICE:
+        drawn += _drawn(f"{name}-{NARROW}", NARROW, height, draw)
+    return Markup(f'<figure role="img" aria-label="{html.escape(title)}">{drawn}</figure>')
+
+
+def _drawn(name: str, width: float, height: float, draw: Callable[[Figure, Tips], None]) -> str:
     # Matplotlib salts the ids in a figure at random by default; a fixed salt keeps pages reproducible.
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
-        figure, tips, buffer = Figure(figsize=(WIDTH, height)), Tips(), io.StringIO()
+        figure, tips, buffer = Figure(figsize=(width, height)), Tips(), io.StringIO()
         # Without pyplot, which would choose a backend and change the caller's Matplotlib.
         FigureCanvasSVG(figure)
         draw(figure, tips)
         # Without the date and the version, equal data give equal files.
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return Markup(_inline(buffer.getvalue(), title, height, tips))
+    # Nothing hovers over a telephone.
+    return _inline(buffer.getvalue(), figure, Tips() if is_narrow(figure) else tips)
 
 
-def _inline(text: str, title: str, height: float, tips: Tips) -> str:
+def _inline(text: str, figure: Figure, tips: Tips) -> str:
     """Reduce an SVG file to the needs of a page: no links, no unused ids, short numbers."""
     body = text[text.index("<svg") :].partition(">")[2]
     body = re.sub(r'<metadata>.*?</metadata>|<style.*?</style>|<g id="[^"]*"/>', "", body, flags=re.DOTALL)
     body = re.sub(r'<g id="([^"]*)">', tips.element, body)
     body = re.sub(r"<[^<>]+>", _shorten, body)
-    box = f"0 0 {WIDTH * 72:g} {height * 72:g}"
-    return f'<svg viewBox="{box}" role="img" aria-label="{html.escape(title)}">{body}'
+    width, height = figure.get_size_inches()
+    kind = "phone" if is_narrow(figure) else "page"
+    return f'<svg class="{kind}" viewBox="0 0 {width * 72:g} {height * 72:g}">{body}'
 
 
 def _shorten(tag: re.Match[str]) -> str:

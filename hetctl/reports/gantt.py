@@ -12,7 +12,7 @@ from matplotlib.patches import PathPatch
 
 from hetctl.model.hops import numbers_by_value
 from hetctl.model.run_status import RunStatus, TaskSpan
-from hetctl.reports.figures import LABEL_SIZE, WIDTH, Tips, draw_svg, fits, rectangles, time_unit
+from hetctl.reports.figures import LABEL_SIZE, Tips, draw_svg, fits, rectangles, time_unit
 from hetctl.reports.page import IDLE_MARK, legend
 from hetctl.reports.sections import Section
 from hetctl.reports.style import GREY, IDLE, INK, RULE, ink_on
@@ -88,12 +88,13 @@ class ChartLayout:
     now_s: float
     left: float
     height: float
+    whole_width: float
     seats: int = 1
 
     @property
     def width(self) -> float:
         """Width between the left and right ends of the axes, in points."""
-        return WIDTH * 72 - self.left - RIGHT
+        return self.whole_width - self.left - RIGHT
 
     @property
     def row_height(self) -> float:
@@ -118,11 +119,12 @@ def gantt_section(
 
     Rows of nodes that a job did not hold stay white, as does the time between jobs.
     """
-    layout = _layout(spans)
     name = wording.title.format(devices=device_word(spans.device))
 
     def draw(figure: Figure, tips: Tips) -> None:
-        width, height = WIDTH * 72, layout.height + TOP + BOTTOM
+        layout = _layout(spans, 72 * figure.get_figwidth())
+        width, height = layout.whole_width, layout.height + TOP + BOTTOM
+        figure.set_figheight(height / 72)
         axes = figure.add_axes(
             (layout.left / width, BOTTOM / height, layout.width / width, layout.height / height)
         )
@@ -134,11 +136,11 @@ def gantt_section(
         _finish(axes, layout, wording)
 
     failed = [(HATCHED, wording.hatched)] if any(task.failed for task in spans.tasks) else []
-    chart = draw_svg("gantt", name, (layout.height + TOP + BOTTOM) / 72, draw)
+    chart = draw_svg("gantt", name, MOST / 72, draw)
     return Section(title, about, chart, legend(colours, IDLE_MARK, *failed))
 
 
-def _layout(spans: Spans | RunStatus) -> ChartLayout:
+def _layout(spans: Spans | RunStatus, width: float) -> ChartLayout:
     used = {(task.node, gpu) for task in spans.tasks for gpu in task.gpus}
     ordered = sorted(used, key=lambda row: (numbers_by_value(row[0]), row[1]))
     ordered += [(UNUSED, i) for i in range(spans.gpus - len(used))]
@@ -151,6 +153,7 @@ def _layout(spans: Spans | RunStatus) -> ChartLayout:
         seats=max((task.seat for task in spans.tasks), default=1),
         left=min(longest, 24) * 5.6 + 28,
         height=min(max(len(ordered) * ROW, LEAST), MOST),
+        whole_width=width,
     )
 
 

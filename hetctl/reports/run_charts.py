@@ -26,7 +26,7 @@ from hetctl.model.run_status import (
 )
 from hetctl.model.searches import SearchStatus, TrialStatus
 from hetctl.model.training_progress import EpochResult
-from hetctl.reports.figures import Tips, draw_svg, time_unit
+from hetctl.reports.figures import Tips, draw_svg, is_narrow, panels, set_margins, time_unit
 from hetctl.reports.gantt import HOPS, gantt_section
 from hetctl.reports.sections import Section
 from hetctl.reports.style import COLOURS, GREY, IDLE, INK, RULE, colours_of, ink_on
@@ -99,18 +99,15 @@ def learning_svgs(status: RunStatus, colours: Mapping[str, str], prefix: str = "
     reported = {metric for epochs in status.history.values() for epoch in epochs for metric in epoch.metrics}
     wanted = dict.fromkeys([*(member.metric for member in status.members), LOSS])
     metrics = [metric for metric in wanted if metric in reported]
-    rows = -(-len(metrics) // 2)
 
     def drawn(name: str, axis: _Axis) -> str:
         def draw(figure: Figure, tips: Tips) -> None:
-            for i, metric in enumerate(metrics):
-                _draw_metric(figure.add_subplot(rows, 2, i + 1), status, metric, colours, tips, axis)
-            height = 3.4 * rows
-            figure.subplots_adjust(left=0.05, right=0.985, top=1 - 0.3 / height, bottom=0.48 / height)
-            figure.subplots_adjust(wspace=0.13, hspace=0.35)
+            for axes, metric in zip(panels(figure, len(metrics), 3.4), metrics, strict=True):
+                _draw_metric(axes, status, metric, colours, tips, axis)
+            set_margins(figure, 0.56, 0.17, 0.3, 0.48, (0.13, 0.35))
 
         title = f"{', '.join(metrics)} over {name}, by member"
-        return draw_svg(f"{prefix}learning-{name}", title, 3.4 * rows, draw)
+        return draw_svg(f"{prefix}learning-{name}", title, 3.4, draw)
 
     axes = _axes_of(status)
     few = sum(map(len, status.history.values())) <= MOST_POINTS
@@ -207,7 +204,7 @@ def best_so_far_svgs(statuses: Sequence[RunStatus], metric: str, mode: str) -> d
                     drawn.set_gid(tips.add(f"{run} · {metric} {format_metric(values[-1])} at best"))
             axes.set_title(f"best {metric} so far")
             axes.set_xlabel(label, loc="right")
-            figure.subplots_adjust(left=0.06, right=0.985, top=0.9, bottom=0.17)
+            set_margins(figure, 0.67, 0.17, 0.28, 0.48)
 
         return draw_svg(f"best-{name}", f"best {metric} so far over {name}, by run", 2.8, draw)
 
@@ -251,7 +248,7 @@ def shares_svg(shares: Sequence[TimeShares]) -> str:
         axes.set_ylim(len(shown) - 0.4, -0.6)
         axes.set_xlabel(f"time in tasks ({unit})", loc="right")
         axes.grid(visible=False, axis="y")
-        figure.subplots_adjust(left=0.17, right=0.985, top=1 - 0.05 / height, bottom=0.45 / height)
+        set_margins(figure, 1.9, 0.17, 0.05, 0.45)
 
     return draw_svg("shares", "parts of the time in tasks, by member", height, draw)
 
@@ -285,9 +282,9 @@ def clusters_svg(comparison: Comparison) -> str:
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         # Labels stand to the right of the bars.
-        axes.set_xlim(0, 1.35 * axes.get_xlim()[1])
+        axes.set_xlim(0, (2.6 if is_narrow(figure) else 1.35) * axes.get_xlim()[1])
         axes.set_xlabel(unit, loc="right")
-        figure.subplots_adjust(left=0.075, right=0.985, top=0.97, bottom=0.4 / height)
+        set_margins(figure, 0.84, 0.17, 0.07, 0.4)
 
     height = 0.5 + 0.66 * len(clusters)
     return draw_svg("clusters", "simulated times on clusters, by planner", height, draw)
@@ -310,12 +307,16 @@ def accuracy_svg(members: Sequence[MemberStatus], colours: Mapping[str, str]) ->
     """
 
     def draw(figure: Figure, tips: Tips) -> None:
-        left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
-        _draw_scatter(left, members, colours, tips)
-        _draw_errors(right, members, colours, tips)
-        longest = min(24, max([len(member.member) for member in members], default=0))
-        wspace = 0.12 + 0.014 * longest
-        figure.subplots_adjust(left=0.05, right=0.97, top=0.92, bottom=0.125, wspace=wspace)
+        names_in = 0.6 + 0.06 * min(24, max([len(member.member) for member in members], default=0))
+        if is_narrow(figure):
+            figure.set_figheight(7.4)
+            scatter, errors = figure.subplots(2, 1)
+            set_margins(figure, names_in, 0.3, 0.3, 0.48, (0, 0.3))
+        else:
+            scatter, errors = figure.subplots(1, 2, width_ratios=(1, 1.25))
+            set_margins(figure, 0.56, 0.34, 0.3, 0.48, (names_in / 4.6, 0))
+        _draw_scatter(scatter, members, colours, tips)
+        _draw_errors(errors, members, colours, tips)
 
     return draw_svg("accuracy", "predicted against measured time, by member", 3.9, draw)
 
@@ -397,20 +398,18 @@ def balance_svg(histories: Sequence[BalanceHistory]) -> str:
     start = min(history.points[0].time for history in histories)
     last_s = max(history.points[-1].time for history in histories) - start
     unit, length = time_unit(last_s)
-    height = HISTORY_INCHES * len(histories) + 0.4
 
     def draw(figure: Figure, tips: Tips) -> None:
-        for row, history in enumerate(histories):
+        shown = panels(figure, 2 * len(histories), HISTORY_INCHES + 0.4 / len(histories))
+        for history, batches, seconds in zip(histories, shown[::2], shown[1::2], strict=True):
             times = [(point.time - start) / length for point in history.points]
-            batches = figure.add_subplot(len(histories), 2, 2 * row + 1)
             _draw_batches(batches, history, times, tips)
-            _draw_seconds(figure.add_subplot(len(histories), 2, 2 * row + 2), history, times, tips)
-        for axes in figure.axes[-2:]:
+            _draw_seconds(seconds, history, times, tips)
+        for axes in shown[-2:]:
             axes.set_xlabel(f"time ({unit})", loc="right")
-        figure.subplots_adjust(left=0.05, right=0.985, top=1 - 0.3 / height, bottom=0.48 / height)
-        figure.subplots_adjust(wspace=0.13, hspace=0.45)
+        set_margins(figure, 0.56, 0.17, 0.3, 0.48, (0.13, 0.45))
 
-    return draw_svg("balance", "batch sizes of workers and iteration time, by member", height, draw)
+    return draw_svg("balance", "batch sizes of workers and iteration time, by member", HISTORY_INCHES, draw)
 
 
 def _draw_batches(axes: Axes, history: BalanceHistory, times: Sequence[float], tips: Tips) -> None:
@@ -509,7 +508,7 @@ def stage_svg(number: int, member: str, epoch: PipelineEpoch) -> str:
     def draw(figure: Figure, tips: Tips) -> None:
         axes = figure.add_subplot()
         _draw_bars(axes, stages, tips)
-        figure.subplots_adjust(left=0.22, right=0.985, top=1 - 0.05 / height, bottom=0.4 / height)
+        set_margins(figure, 2.46, 0.17, 0.05, 0.4)
 
     return draw_svg(f"stages-{number}", f"shares of time of {member}, by stage", height, draw)
 
@@ -642,7 +641,9 @@ def configs_svg(found: Sequence[Configured], metric: str) -> str | None:
             places = [*heights, result.height(one.best)]
             (line,) = axes.plot(places, color=colour, alpha=0.8, linewidth=1.2, marker=".", markersize=4)
             line.set_gid(tips.add(_tip(one, metric)))
-        figure.subplots_adjust(left=0.06, right=0.94, top=0.97, bottom=0.1)
+        slant = is_narrow(figure) and len(scales) > 2
+        axes.tick_params(axis="x", rotation=25 if slant else 0)
+        set_margins(figure, 0.3 if slant else 0.67, 0.67, 0.11, 0.8 if slant else 0.36)
 
     return draw_svg("trials", f"configs and best {metric}", HEIGHT, draw)
 
@@ -658,7 +659,10 @@ def pareto_svg(search: SearchStatus) -> str | None:
     metrics = list(search.also)
 
     def draw(figure: Figure, tips: Tips) -> None:
-        for axes, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True):
+        count = len(metrics)
+        shape = (count, 1) if is_narrow(figure) else (1, count)
+        figure.set_figheight(HEIGHT * shape[0])
+        for axes, metric in zip(figure.subplots(*shape, squeeze=False).flat, metrics, strict=True):
             front = sorted((t.last, t.also[metric]) for t in trials if t.on_front)
             if len(metrics) == 1:
                 axes.plot(*zip(*front, strict=True), color=GREY, linewidth=1.0)
@@ -668,7 +672,7 @@ def pareto_svg(search: SearchStatus) -> str | None:
                 dot.set_gid(tips.add(_pareto_tip(trial, search.metric)))
             axes.set_xlabel(search.metric)
             axes.set_ylabel(metric)
-        figure.subplots_adjust(left=0.08, right=0.98, top=0.97, bottom=0.14, wspace=0.25)
+        set_margins(figure, 0.9, 0.22, 0.11, 0.5, (0.25, 0.3))
 
     return draw_svg("front", f"{search.metric} and {', '.join(metrics)} of the trials", HEIGHT, draw)
 

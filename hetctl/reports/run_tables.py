@@ -18,6 +18,7 @@ from hetctl.model.run_results import (
     RunComparison,
     RunLine,
     RunLogs,
+    RunSummary,
 )
 from hetctl.model.run_status import MOST_MEMBERS
 from hetctl.model.seed_groups import PairedSeeds
@@ -36,16 +37,22 @@ def runs_table(runs: Sequence[RunLine]) -> Section:
             *(run.run, run.ensemble, run.site, Text(run.state, STYLES.get(run.state, "yellow"))),
             *(_members(run), _best(run), _time(run.results.began_at if run.results else None)),
             NONE if run.gpu_hours is None else f"{run.gpu_hours:,.2f}",
-            f"{run.results.cost.node_hours:,.2f}" if run.results else NONE,
+            *_node_hours(run.results),
             f"{run.results.cost.charged:,.2f}" if run.results else NONE,
         )
         for run in runs
     ]
-    hours = (">GPU-\nhours", ">node-\nhours", ">\ncharged")
+    hours = (">GPU-\nhours", ">node-\nhours", ">pre-\ndicted", ">\ncharged")
     headers = ("run", "ensemble", "site", "state", "members", "best", "started", *hours)
     gone = [run.run for run in runs if run.results is None]
     notes = [(f"the folder of {some_of(gone, MOST_NAMED)} is gone", "yellow")] if gone else []
     return Section(headers=headers, rows=rows, fold=("run", "best"), notes=notes, gap=0)
+
+
+def _node_hours(results: RunSummary | None) -> tuple[str, str]:
+    costs = (results.cost, results.predicted_cost) if results else (None, None)
+    used, predicted = (NONE if cost is None else f"{cost.node_hours:,.2f}" for cost in costs)
+    return used, predicted
 
 
 def _members(run: RunLine) -> str:
