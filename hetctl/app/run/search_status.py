@@ -173,7 +173,8 @@ def export_study(project: Project, run: str | None, path: Path) -> RunStatus:
     ]
     unfinished = path if path.exists() else path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        update_study(f"sqlite:///{unfinished}", status.run, found.mode, study_space(search), trials)
+        modes = [found.mode, *found.also.values()]
+        update_study(f"sqlite:///{unfinished}", status.run, modes, study_space(search), trials)
         unfinished.rename(path)
     finally:
         if unfinished != path:
@@ -206,7 +207,10 @@ def _passed_over(events: Iterable[Event]) -> Set[str]:
 
 def _study_trial(status: RunStatus, trial: TrialStatus, search: SearchStatus, *, is_over: bool) -> StudyTrial:
     history = status.history[trial.member]
-    values = {e.epoch: e.metrics[search.metric] for e in history if search.metric in e.metrics}
+    metrics = (search.metric, *search.also)
+    values = {
+        e.epoch: [e.metrics[each] for each in metrics] for e in history if {*metrics} <= e.metrics.keys()
+    }
     state = PRUNED if trial.state == "stopped" and is_over else STATES.get(trial.state, RUNNING)
     if state == COMPLETE and not values:
         state = FAIL

@@ -22,8 +22,8 @@ class StudyTrial:
     ----------
     config : mapping
         Values by key; keys outside the space become attributes.
-    values : mapping of int to float
-        Metric by epoch.
+    values : mapping of int to sequence of float
+        Metrics by epoch, in the order of the study's directions; Optuna shows the first over the epochs.
     state : str
         `COMPLETE`, `PRUNED`, `FAIL` or `RUNNING`; a complete trial has values.
     attributes : mapping
@@ -31,17 +31,24 @@ class StudyTrial:
     """
 
     config: Config
-    values: Mapping[int, float]
+    values: Mapping[int, Sequence[float]]
     state: str
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def result(self) -> float | None:
-        """Value of a complete trial after its last epoch."""
-        return self.values[max(self.values)] if self.state == COMPLETE else None
+    def result(self) -> list[float] | None:
+        """Values of a complete trial after its last epoch."""
+        return [*self.values[max(self.values)]] if self.state == COMPLETE else None
+
+    @property
+    def over_epochs(self) -> dict[int, float]:
+        """First metric by epoch."""
+        return {epoch: first for epoch, (first, *_) in self.values.items()}
 
 
-def update_study(storage: str, name: str, mode: str, space: Space, trials: Sequence[StudyTrial]) -> None:
+def update_study(
+    storage: str, name: str, modes: Sequence[str], space: Space, trials: Sequence[StudyTrial]
+) -> None:
     """Update a study with trials, by number; create it if the storage has none of this name.
 
     Trials that have ended in the study stay unchanged.
@@ -52,8 +59,8 @@ def update_study(storage: str, name: str, mode: str, space: Space, trials: Seque
         URL of Optuna's database, such as ``sqlite:///trials.db``.
     name : str
         Name of the study.
-    mode : str
-        ``min`` or ``max``.
+    modes : sequence of str
+        ``min`` or ``max`` for each metric.
     space : mapping
         Parameters whose ranges hold the values of all trials, future ones included.
 
@@ -66,7 +73,8 @@ def update_study(storage: str, name: str, mode: str, space: Space, trials: Seque
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     database = optuna.storages.RDBStorage(storage)
     try:
-        study = _study_in(database, name, optuna.study.StudyDirection[f"{mode}imize".upper()])
+        directions = [optuna.study.StudyDirection[f"{mode}imize".upper()] for mode in modes]
+        study = _study_in(database, name, directions)
         known = database.get_all_trials(study, deepcopy=False)
         spaces = {key: optuna_distribution(parameter) for key, parameter in space.items()}
         for before, trial in zip_longest(known, trials):
@@ -79,12 +87,12 @@ def update_study(storage: str, name: str, mode: str, space: Space, trials: Seque
         database.engine.dispose()
 
 
-def _study_in(database: Any, name: str, direction: Any) -> int:
+def _study_in(database: Any, name: str, directions: Sequence[Any]) -> int:
     """Return the number of the study with a name; create it if it is missing."""
     try:
         return int(database.get_study_id_from_name(name))
     except KeyError:
-        return int(database.create_new_study([direction], name))
+        return int(database.create_new_study(directions, name))
 
 
 def _as_optuna(trial: StudyTrial, spaces: Mapping[str, Any]) -> Any:
@@ -96,8 +104,8 @@ def _as_optuna(trial: StudyTrial, spaces: Mapping[str, Any]) -> Any:
         state=optuna.trial.TrialState[trial.state],
         params={key: trial.config[key] for key in held},
         distributions=held,
-        intermediate_values=dict(trial.values),
-        value=trial.result,
+        intermediate_values=trial.over_epochs,
+        values=trial.result,
         user_attrs={**others, **trial.attributes},
     )
 
@@ -106,12 +114,11 @@ def _continue(database: Any, study: int, before: Any, trial: StudyTrial) -> None
     import optuna
 
     number = database.get_trial_id_from_study_id_trial_number(study, before.number)
-    for epoch, value in trial.values.items():
+    for epoch, value in trial.over_epochs.items():
         if epoch not in before.intermediate_values:
             database.set_trial_intermediate_value(number, epoch, value)
     if trial.state != RUNNING:
-        values = None if trial.result is None else [trial.result]
-        database.set_trial_state_values(number, optuna.trial.TrialState[trial.state], values)
+        database.set_trial_state_values(number, optuna.trial.TrialState[trial.state], trial.result)
 
 
 Measured = tuple[Config, float]
