@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hetctl.model.ensemble import StopRule
 from hetctl.model.events import ExitReason
 from hetctl.model.site import Node
 from hetctl.perf.epoch_timeline import MAX_UNINTERRUPTED_SHARE
@@ -72,6 +74,13 @@ class MemberWithdrawn(SchedulingEvent):
 
     member: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MembersEdited(SchedulingEvent):
+    """Edited stop rules of members, by name; of members that train in groups, each task heeds its own."""
+
+    rules: Mapping[str, StopRule]
 
 
 @dataclass(frozen=True, slots=True)

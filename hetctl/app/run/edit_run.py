@@ -13,13 +13,7 @@ from hetctl.app.project import Project
 from hetctl.app.run.changes import KEPT
 from hetctl.app.run.continue_run import RequestedOptions, continued, with_input
 from hetctl.app.run.lifecycle import RunTransition
-from hetctl.app.run.requests import (
-    MOST_NAMED,
-    effect_of,
-    refuse_hopping,
-    refuse_unknown,
-    write_requests,
-)
+from hetctl.app.run.requests import MOST_NAMED, effect_of, refuse_unknown, write_requests
 from hetctl.app.run.select_run import record_of, require_folder, split_names
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble, Member
@@ -187,8 +181,6 @@ def _edit(
             write_spec(folder, spec)
             write_requests(folder, state, Request.CHANGE, OF_RUN, edits=spec.edits)
         now, named = edit(catalog, spec, chosen)
-        if now.ensemble.members != spec.ensemble.members:
-            refuse_hopping(spec)
         now = replace(now, edits=spec.edits + 1)
         new, changed = continued(project, catalog, spec, now, replace(requested, modules=KEPT))
         if not changed:

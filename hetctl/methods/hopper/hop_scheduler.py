@@ -132,6 +132,7 @@ class HopScheduler(JobScheduler):
             StateFetched: self._on_state_fetched,
             StateSaved: self._on_state_saved,
             RankEnded: lambda event: self._end_writer(event.worker),
+            events.MembersEdited: self._on_members_edited,
         }
 
     def _review(self, now_s: float) -> None:
@@ -299,6 +300,11 @@ class HopScheduler(JobScheduler):
             self._states[name] = MemberStates(number=joined.visit, saved_number=joined.visit)
         self._members[name] = joined.member
         self._hopper.config_joins(name, 2 * len(self._history[name]))
+
+    def _on_members_edited(self, event: events.MembersEdited) -> None:
+        """Judge members by their edited rules, from the end of their present epochs on."""
+        for name, member in self._members.items():
+            self._members[name] = replace(member, stop=event.rules.get(name, member.stop))
 
     def _on_task_ended(self, event: events.TaskEnded) -> None:
         ended, member = self.running[event.name], event.name

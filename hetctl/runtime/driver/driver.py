@@ -32,6 +32,7 @@ from hetctl.scheduling.events import (
     JobEnding,
     JobOpened,
     MemberArrived,
+    MembersEdited,
     MemberWithdrawn,
     NodeJoined,
     NodeLost,
@@ -461,8 +462,10 @@ class Driver:
         )
         self._members.edit(edited)
         self._spec = self._rounds.spec = edited
+        self._send(MembersEdited(self._now_s(), {name: member.stop for name, member in known.items()}))
         # One that has reached a limit that was raised is not done: it begins again then.
-        return {name: EDITED for name in running if not known[name].stop.extends(was[name].stop)}
+        alone = [name for name, task in running.items() if task.task.visit is None]
+        return {name: EDITED for name in alone if not known[name].stop.extends(was[name].stop)}
 
     def _write_live_metrics(self) -> None:
         """Write the state of members in training for `hetctl status`; ignore a full disk."""

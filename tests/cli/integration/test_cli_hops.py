@@ -57,6 +57,15 @@ def test_status_shows_members_workers_and_the_plan(project):
     assert [line for line in tables.splitlines()[:-1] if len(line) > 80] == []
 
 
+def test_hopping_members_get_other_stop_rules_but_stay_together(project):
+    done = project.here("change", "--max-epochs", "5", "--json")
+    assert [change["what"] for change in done.json["changed"]] == ["max_epochs of m0, m1, m2"]
+    for refused in (("drop", "m0"), ("pause", "m0")):
+        done = project.here(*refused, "--json")
+        assert done.code == 2
+    assert "visits of one depend on those of all others" in done.error["message"]
+
+
 def test_visits_undone_after_their_epoch_are_counted_too(project):
     """The checkpoint of an epoch is lost: its visits were only counted in the run's state."""
     events = project.home.run("hopping-001").events

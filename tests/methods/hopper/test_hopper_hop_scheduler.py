@@ -546,6 +546,22 @@ def test_a_member_that_had_converged_does_not_train_on():
     assert {visit.config for visit in job.done} == {"y"}
 
 
+@pytest.mark.parametrize(("most", "epochs"), [(1, 2), (4, 4)])
+def test_an_edited_stop_rule_counts_from_the_end_of_the_epoch(most, epochs):
+    job = Executor({"a": (0,)}, everywhere("a", 2), {"x": 3, "y": 1}, 2)
+    rule = StopRule(metric="val_loss", patience=10**6, max_epochs=most)
+
+    def edit_in_the_second_epoch():
+        seen = [visit.epoch for visit in job.done if visit.config == "x"]
+        if seen and max(seen) == 2:
+            job.send(events.MembersEdited(job.now, {"x": rule, "other": rule}))
+
+    job.look = edit_in_the_second_epoch
+    job.run()
+    assert max(visit.training_epoch for visit in job.done if visit.config == "x") == epochs
+    assert (job.ended, sorted(job.converged)) == ("finished", ["x", "y"])
+
+
 SCALING = {gpus: 100.0 * gpus for gpus in range(1, 9)}
 
 
