@@ -311,6 +311,11 @@ class Catalog:
         row = self._first(select(RUNS).where(RUNS.c.name == name))
         return decode(RunRecord, row) if row else None
 
+    def site_of(self, run: str) -> Site:
+        """Return the site of a run, without its members."""
+        (row,) = self._rows(select(RUNS.c.spec).where(RUNS.c.name == run))
+        return decode(Site, row["spec"]["site"])
+
     def run_state(self, run: str) -> str | None:
         """Return the state of a run without its specification, which may be large; None: there is no run."""
         row = self._first(select(RUNS.c.state).where(RUNS.c.name == run))

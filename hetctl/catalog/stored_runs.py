@@ -15,6 +15,7 @@ from hetctl.model.job import Job
 from hetctl.model.plan import Plan
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import decode
+from hetctl.model.site import Site
 
 if TYPE_CHECKING:
     from hetctl.catalog.catalog import Catalog
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 REVISION = "0010"
 """Newest migration; a test checks that it is."""
-RUNS = "SELECT name, ensemble, site, created_at, state FROM runs ORDER BY created_at, id"
+RUNS = "SELECT name, ensemble, site, created_at, state, reason FROM runs ORDER BY created_at, id"
 COUNTER = slice(24, 28)
 Stamp = tuple[bytes, int, int]
 
@@ -39,6 +40,7 @@ class ListedRun:
     site: str
     created_at: float
     state: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,28 @@ def _stored_run(connection: sqlite3.Connection, name: str) -> tuple[RunRecord | 
     connection.row_factory = sqlite3.Row
     connection.execute("BEGIN")
     row = connection.execute("SELECT * FROM runs WHERE name = ?", (name,)).fetchone()
+    return decode(RunRecord, dict(row)) if row else None, _jobs_in(connection, name)
+
+
+def stored_jobs(path: Path, name: str) -> tuple[Site, list[Job]]:
+    """Return the site and the jobs of a run, by number, without its members; errors as of `listed_runs`."""
+    return _read(
+        path,
+        lambda connection: _stored_jobs(connection, name),
+        lambda catalog: (catalog.site_of(name), catalog.jobs(name)),
+    )
+
+
+def _stored_jobs(connection: sqlite3.Connection, name: str) -> tuple[Site, list[Job]]:
+    connection.row_factory = sqlite3.Row
+    connection.execute("BEGIN")
+    ((spec,),) = connection.execute("SELECT spec FROM runs WHERE name = ?", (name,)).fetchall()
+    return decode(Site, spec["site"]), _jobs_in(connection, name)
+
+
+def _jobs_in(connection: sqlite3.Connection, name: str) -> list[Job]:
     jobs = connection.execute("SELECT * FROM jobs WHERE run = ? ORDER BY number", (name,)).fetchall()
-    return decode(RunRecord, dict(row)) if row else None, [decode(Job, dict(job)) for job in jobs]
+    return [decode(Job, dict(job)) for job in jobs]
 
 
 def _read(path: Path, directly: Callable[[sqlite3.Connection], T], otherwise: Callable[[Catalog], T]) -> T:

@@ -151,6 +151,8 @@ class RunSpec:
         Members that commands have edited, by name.
     track : str
         Tracker to which commands of the login side forward its epochs: ``mlflow``; empty: none.
+    predicted_s : float or None
+        Makespan of the submitted plan in seconds; None if its rates were guesses.
     """
 
     run: str
@@ -181,6 +183,7 @@ class RunSpec:
     edited: Mapping[str, MemberEdit] = field(default_factory=dict)
     track: str = ""
     ahead: int = 1
+    predicted_s: float | None = None
     schema_version: int = SCHEMA_VERSION
 
     def cost(self, node_seconds: float) -> Cost:
@@ -191,6 +194,11 @@ class RunSpec:
     def may_chain(self) -> bool:
         """True if the queue permits that a job submits or awaits another one."""
         return all(queue.chain for queue in self.site.queues if queue.name == self.queue)
+
+    @property
+    def predicted_cost(self) -> Cost | None:
+        """Cost by the submitted plan; None if its rates were guesses."""
+        return None if self.predicted_s is None else self.cost(self.predicted_s * self.nodes)
 
     @property
     def nodes(self) -> int:

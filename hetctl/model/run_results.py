@@ -30,6 +30,8 @@ class RunSummary:
         Time of all GPUs in tasks.
     cost : Cost
         Resources that its jobs have held.
+    predicted_cost : Cost or None
+        Those by the submitted plan; None if its rates were guesses.
     energy : Energy or None
         Energy of its tasks; None: not measured.
     event_bytes : int
@@ -47,6 +49,7 @@ class RunSummary:
     gpu_seconds: float
     cost: Cost
     energy: Energy | None
+    predicted_cost: Cost | None = None
     event_bytes: int = 0
 
 

@@ -437,7 +437,12 @@ class EpochHistory(Sequence[EpochResult]):
     def best(self, metric: str, mode: str) -> float | None:
         """Return the best value of a metric by its mode, ``min`` or ``max``; None if no epoch has one."""
         extremes = self._summarised[0].get(metric)
-        return None if extremes is None else extremes[mode == "max"]
+        return None if extremes is None else extremes[mode == "max"][0]
+
+    def best_epoch(self, metric: str, mode: str) -> int | None:
+        """Return the number of the first epoch with the best value; None if no epoch has one."""
+        extremes = self._summarised[0].get(metric)
+        return None if extremes is None else extremes[mode == "max"][1]
 
     @property
     def batches(self) -> Sequence[tuple[int, int, int]]:
@@ -446,12 +451,22 @@ class EpochHistory(Sequence[EpochResult]):
 
     @property
     def _summarised(self) -> Any:
-        """Extremes by metric, and batches; `row` keeps them, so that they need no unpacked epochs."""
+        """Extremes by metric, each with its epoch, and batches, which `packed` has before the epochs."""
         if self._summary is None:
             columns = {name: self.values(name) for *_, names in self._rows.kinds for name in names}
-            extremes = {name: (min(values), max(values)) for name, values in columns.items() if values}
+            extremes = {
+                name: [(value, self._first(name, values, value)) for value in (min(values), max(values))]
+                for name, values in columns.items()
+                if values
+            }
             self._summary = extremes, list(self._batches())
         return self._summary
+
+    def _first(self, metric: str, values: Sequence[float], value: float) -> int:
+        """Return the number of the first epoch with a value among all those of a metric."""
+        if len(values) == self._count:
+            return int(self._rows.numbers[values.index(value) * self._rows.width + EPOCH])
+        return next(done.epoch for done in self if done.metrics.get(metric) == value)
 
     def _batches(self) -> Iterator[tuple[int, int, int]]:
         rows, end = self._rows, self._count * self._rows.width

@@ -274,6 +274,10 @@ class ConvergenceForecast:
         self._fits: dict[str, LossFit] = {}
         self._unfitted: dict[str, int] = {}
 
+    def edit(self, members: Iterable[Member]) -> None:
+        """Go by the present stop rules of members, new ones too, from their next update on."""
+        self._rules |= {member.name: member.stop for member in members}
+
     def update(self, changed: Mapping[str, Progress]) -> set[str]:
         """Update the progress of members; return the members whose predictions have changed."""
         trying = {

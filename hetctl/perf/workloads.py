@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from hetctl.model.ensemble import Ensemble, Member
-from hetctl.model.profile import MemberProfile, compared_config, shape_digest, shapes_of
+from hetctl.model.profile import MemberProfile, compared_config, measured_members, shape_digest
 from hetctl.model.training_progress import EpochHistory, Progress, TimedRate
 from hetctl.model.training_settings import EVERY_EPOCH
 from hetctl.model.workload import Workload
@@ -64,10 +64,10 @@ class Workloads:
         in_lockstep: bool = False,
         terms: GpuTerms = NO_SHARING,
     ) -> None:
+        self._ensemble = ensemble
         self._members = {member.name: member for member in ensemble.members}
         self._profiles, self._max_gpus = dict(profiles), max_gpus
         self._in_lockstep, self._terms = in_lockstep, terms
-        self._rate_keys = ensemble.rate_keys
         self._configs = {name: compared_config(m, ensemble.rate_keys) for name, m in self._members.items()}
         self._replaced: dict[str, tuple[Mapping[str, Any], MemberProfile]] = {}
         self._forecast = ConvergenceForecast(ensemble.members)
@@ -77,9 +77,9 @@ class Workloads:
         self._known: dict[str, MemberProfile] = {}
         self._whole: dict[str, Workload] = {}
         self.left: dict[str, Workload] = {}
-        shapes = [(shape.member, *shape.shared_by) for shape in shapes_of(ensemble)]
-        self._alike = {name: shape for shape in shapes for name in shape}
-        self._digests: dict[str, str] = {}
+        measured = measured_members(ensemble)
+        self._digests = {name: shape_digest(one, ensemble.rate_keys) for name, one in measured.items()}
+        self._alike = self._shapes_of_all()
         self._facts = 0
         self._shapes = prior_shapes()
         self._levels: Mapping[str, Level] = {}
@@ -91,7 +91,7 @@ class Workloads:
 
         A profile of the planned config still tells of others; `update` has to follow.
         """
-        name, config = trial.name, compared_config(trial, self._rate_keys)
+        name, config = trial.name, compared_config(trial, self._ensemble.rate_keys)
         if config == self._configs[name]:
             return
         if (planned := self._profiles.get(name)) and planned.has_rates:
@@ -100,17 +100,55 @@ class Workloads:
         self._configs[name], self._profiles[name] = config, profile
         left = tuple(mate for mate in self._alike[name] if mate != name)
         self._alike |= dict.fromkeys(left, left)
-        self._digests.pop(name, None)
-        mates = (mate for mate in self._members if mate != name and self._digest(mate) == self._digest(name))
+        digest = self._digests[name] = shape_digest(self._members[name], self._ensemble.rate_keys)
+        mates = (mate for mate, other in self._digests.items() if other == digest and mate != name)
         shape = (*self._alike.get(next(mates, ""), ()), name)
         self._alike |= dict.fromkeys(shape, shape)
         self._known.pop(name, None)
         self._facts = 0
 
-    def _digest(self, name: str) -> str:
-        if name not in self._digests:
-            self._digests[name] = shape_digest(self._members[name], self._rate_keys)
-        return self._digests[name]
+    def _shapes_of_all(self) -> dict[str, tuple[str, ...]]:
+        """Return, by member, all members of its shape; the first is one whose own config it is."""
+        groups: dict[str, list[str]] = defaultdict(list)
+        for name in sorted(self._members, key=lambda name: self._members[name].profile_as is not None):
+            groups[self._digests[name]].append(name)
+        return {name: shape for shape in map(tuple, groups.values()) for name in shape}
+
+    def edit(self, ensemble: Ensemble, profiles: Mapping[str, MemberProfile]) -> None:
+        """Go on with edited members, of whom none may leave; new ones have no work before `update`.
+
+        Parameters
+        ----------
+        profiles : mapping of str to MemberProfile
+            Profiles of new members, and those that are others than before.
+        """
+        was = {member.name: member for member in self._ensemble.members}
+        same_keys = ensemble.rate_keys == self._ensemble.rate_keys
+        edited = {
+            each.name: self._as_drawn(each, was.get(each.name))
+            for each in ensemble.members
+            if each.name in profiles or each != was.get(each.name) or not same_keys
+        }
+        self._ensemble, before = ensemble, self._alike
+        names = [each.name for each in ensemble.members]
+        self._members = {name: edited.get(name) or self._members[name] for name in names}
+        self._profiles |= profiles
+        self._configs |= {name: compared_config(each, ensemble.rate_keys) for name, each in edited.items()}
+        measured = measured_members(replace(ensemble, members=tuple(self._members.values())))
+        concerned = {name: each for name, each in measured.items() if name in edited or each.name in edited}
+        self._digests |= {name: shape_digest(each, ensemble.rate_keys) for name, each in concerned.items()}
+        self._alike = self._shapes_of_all()
+        self._forecast.edit(edited.values())
+        for name in concerned:
+            self._known.pop(name, None)
+        mates = {mate for name in concerned for mate in (*before.get(name, ()), *self._alike[name])}
+        self.update({name: self._progress[name] for name in mates if name in self._progress})
+
+    def _as_drawn(self, member: Member, before: Member | None) -> Member:
+        """Return an edited member; a trial keeps the config that its search has drawn."""
+        if before is None or (drawn := self._members[member.name].config) == before.config:
+            return member
+        return replace(member, config=drawn)
 
     def update(self, changed: Mapping[str, Progress]) -> None:
         """Update the progress of members."""

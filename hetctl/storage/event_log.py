@@ -95,6 +95,11 @@ class EventLog:
         """Users' requests that were read and not yielded yet."""
         self._listed = False
 
+    @property
+    def common_bytes(self) -> int:
+        """Length of what was read of the files of drivers and of requests."""
+        return self._driver.offset + self._requests.offset
+
     def rows(self) -> list[Any]:
         """Return the argument of `restore`: the position in each file, and the members in training."""
         files = {DRIVER: self._driver, REQUESTS: self._requests, **self._files}

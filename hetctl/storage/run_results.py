@@ -1,4 +1,4 @@
-"""Results of a run and of its members, kept at the end of each job: commands on many runs read no events.
+"""Results of a run and of its members, kept with each snapshot: commands on many runs read no events.
 
 The first line of the file is about the run, so that a list of runs reads nothing else.
 """
@@ -55,16 +55,18 @@ def summary_of(state: RunState, spec: RunSpec) -> RunSummary:
         gpu_seconds=used.gpu_seconds,
         cost=spec.cost(used.node_seconds),
         energy=energy_of(used.energy_j, spec.site.billing),
+        event_bytes=state.event_bytes,
+        predicted_cost=spec.predicted_cost,
     )
 
 
 def _result(state: RunState, member: Member) -> MemberResult:
     epochs, rule = EpochHistory.of(state.progress[member.name].epochs), member.objective
-    best = epochs.best(rule.metric, rule.mode)
-    first = next((done.epoch for done in epochs if done.metrics.get(rule.metric) == best), None)
     tasks = [task for of_round in state.tasks_of(member.name).values() for task in of_round]
     return MemberResult(
-        *(member.name, rule.metric, rule.mode, best, None if best is None else first),
+        *(member.name, rule.metric, rule.mode),
+        best=epochs.best(rule.metric, rule.mode),
+        epoch=epochs.best_epoch(rule.metric, rule.mode),
         epochs=state.progress[member.name].last_epoch,
         seconds=sum(task.ended_at - task.began_at for task in tasks if task.ended_at is not None),
         gpu_seconds=sum(task.gpu_seconds for task in tasks),
@@ -72,35 +74,39 @@ def _result(state: RunState, member: Member) -> MemberResult:
 
 
 def keep_results(folder: RunFolder, results: RunResults) -> None:
-    """Write the results at the end of a job; OSError if the disk is full."""
-    head = {**encode(results.summary), "event_bytes": _event_bytes(folder)}
+    """Write the results of a run; OSError if the disk is full."""
     rows = [row_of(member) for member in results.members]
-    write_private(folder.results, f"{json.dumps(head)}\n{compact(rows)}\n", durable=False)
+    text = f"{json.dumps(encode(results.summary))}\n{compact(rows)}\n"
+    write_private(folder.results, text, durable=False)
 
 
 def _event_bytes(folder: RunFolder) -> int:
-    """Return the length of the files of which one grows with whatever happens to a run."""
+    """Return the present length of the files of drivers and of requests."""
     files = [folder.events_of(source) for source in (DRIVER, REQUESTS)]
     return sum(file.stat().st_size for file in files if file.exists())
 
 
-def known_summary(folder: RunFolder) -> RunSummary | None:
-    """Read the results of a run as a whole; None if a later job has run, or none has ended in order."""
+def noted_summary(folder: RunFolder) -> RunSummary | None:
+    """Read the results of a run as a whole as its driver has last noted them; None if it has noted none."""
     try:
         with folder.results.open("rb") as file:
-            summary = decode(RunSummary, json.loads(file.readline()))
-        is_last = summary.event_bytes == _event_bytes(folder)
+            return decode(RunSummary, json.loads(file.readline()))
     except (OSError, ValueError):
         return None
-    return summary if is_last else None
 
 
-def known_results(folder: RunFolder) -> RunResults | None:
-    """Read the results of a run and its members; None as of `known_summary`."""
-    summary = known_summary(folder)
+def known_summary(folder: RunFolder) -> RunSummary | None:
+    """Read the results of a run as a whole; None if the run has gone on since they were noted."""
+    summary = noted_summary(folder)
+    return summary if summary and summary.event_bytes == _event_bytes(folder) else None
+
+
+def members_noted_with(folder: RunFolder, summary: RunSummary) -> tuple[MemberResult, ...] | None:
+    """Read the results of members that were noted together with those of a run; None if others were."""
     try:
-        rows = json.loads(folder.results.read_bytes().partition(b"\n")[2]) if summary else []
-        members = tuple(from_row(MemberResult, row) for row in rows)
+        head, _, rows = folder.results.read_bytes().partition(b"\n")
+        if decode(RunSummary, json.loads(head)) == summary:
+            return tuple(from_row(MemberResult, row) for row in json.loads(rows))
     except (OSError, ValueError, TypeError):
-        return None
-    return RunResults(summary, members) if summary else None
+        pass
+    return None

@@ -87,7 +87,7 @@ class RunState:
         """Go on with edited members, as if all events so far had been read with them.
 
         Only events about those are read again whose progress may differ: a large run has millions. The next
-        update counts all members as changed.
+        update counts these members as changed.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class RunState:
         self._progress.edit(ensemble, retries, outdated)
         for events in again.values():
             self._progress.add(events)
-        self._unreported = set(self._progress.progress)
+        self._unreported |= outdated
         self._is_changed = True
 
     def _begin(self, snapshot: Snapshot | None) -> None:
@@ -134,8 +134,8 @@ class RunState:
         self.hops.restore(kept["hops"])
         self.reports |= {(index, name): decode(TaskReport, row) for index, name, row in kept["reports"]}
 
-    def keep(self) -> None:
-        """Write a snapshot of the last update, if anything has changed since the last snapshot.
+    def keep(self) -> bool:
+        """Write a snapshot of the last update, if anything has changed since the last one; return true if so.
 
         Raises
         ------
@@ -143,7 +143,7 @@ class RunState:
             If the disk is full or read-only.
         """
         if self._about or not self._is_changed:
-            return
+            return False
         wanted = {*self.usage.open_tasks, *((index, DRIVER) for index, _ in self.usage.open_tasks)}
         parts = {
             "log": self._log.rows(),
@@ -157,6 +157,12 @@ class RunState:
         lines = {"tasks": self._tasks.lines(), "epochs": self._progress.lines()}
         write_snapshot(self._folder.state, self._key, Snapshot(parts, lines))
         self._is_changed = False
+        return True
+
+    @property
+    def event_bytes(self) -> int:
+        """Same as in `RunSummary`."""
+        return self._log.common_bytes
 
     @property
     def progress(self) -> Mapping[str, Progress]:

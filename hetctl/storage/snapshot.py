@@ -25,6 +25,8 @@ from hetctl.storage.atomic_io import private_file
 T = TypeVar("T")
 Row = list[Any]
 Lines = Mapping[str, bytes | memoryview]
+FORMAT = 2
+"""Number that changes with the format of lines; that of rows follows from the fields of their dataclasses."""
 KEY = "of"
 """Key of the identity of the state; the state of another run or in another format is ignored."""
 MEMBERS, CHECKSUM = "lines", "crc32"
@@ -70,7 +72,7 @@ def key_of(of: Any, *kinds: type) -> str:
     """Return the identity of a snapshot: JSON values on which the state depends, and the format of rows."""
     # Rows have no names: a version with other fields, or in another order, must not read them.
     columns = [_names_of(kind) for kind in kinds]
-    return hashlib.sha256(json.dumps([of, columns, sys.byteorder]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([FORMAT, of, columns, sys.byteorder]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

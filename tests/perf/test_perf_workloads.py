@@ -267,6 +267,32 @@ def test_workloads_kept_up_to_date_are_those_found_at_once(
         assert tuple(workloads.left.values()) == active_workloads(whole, profiles, now, 4)
 
 
+def test_edited_workloads_are_those_of_the_edited_members() -> None:
+    rates = {"a": {1: 90.0, 2: 170.0}, "b": {1: 70.0}}
+    profiles = {name: profile(name, rates=rates.get(name, {})) for name in "abcd"}
+    units = {"a": 10, "b": 20, "c": 30, "d": 30}
+    members = {name: Member(name, {"units": units[name]}, max_gpus=4) for name in "abcd"}
+    members["d"] = replace(members["d"], profile_as="c")
+    now = {name: progress(name, epochs=1) for name in units}
+    new = Member("e", {"units": 20}, max_gpus=2)
+    edits = [
+        {},
+        {"e": new},
+        {"a": replace(members["a"], stop=StopRule(max_epochs=7)), "b": replace(members["b"], min_gpus=2)},
+        {"d": replace(members["d"], profile_as=None), "e": new, "c": replace(members["c"], profile_as="a")},
+    ]
+    for edit in edits:
+        workloads = Workloads(ensemble(*members.values()), profiles, 4)
+        workloads.update(now)
+        before, edited = workloads.left, ensemble(*(members | edit).values())
+        others = {"b": profile("b", rates={1: 60.0, 4: 200.0})} if "b" in edit else {}
+        workloads.edit(edited, others)
+        progress_now = now | {name: progress(name) for name in edit if name not in now}
+        workloads.update({name: progress_now[name] for name in edit if name not in now})
+        assert tuple(workloads.left.values()) == active_workloads(edited, profiles | others, progress_now, 4)
+        assert edit or workloads.left["a"] is before["a"]
+
+
 def test_a_member_that_does_not_change_is_not_looked_at_again() -> None:
     workloads = Workloads(ensemble(member("a"), member("b")), {n: profile(n) for n in "ab"}, 4)
     workloads.update({"a": progress("a"), "b": progress("b")})

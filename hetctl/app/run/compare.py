@@ -11,12 +11,12 @@ from hetctl.app.project import Project
 from hetctl.app.run.run_list import runs_of
 from hetctl.app.run.select_run import named_run
 from hetctl.model.interpreter import frozen_afterwards
-from hetctl.model.run_results import Difference, MemberResult, RunComparison
+from hetctl.model.run_results import Difference, MemberResult, RunComparison, RunSummary
 from hetctl.model.seed_groups import PairedSeeds, groups_of, paired
 from hetctl.model.serialization import rows_in_full
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_files import read_spec
-from hetctl.storage.run_results import known_results, results_of
+from hetctl.storage.run_results import members_noted_with, results_of
 from hetctl.storage.run_state import state_in
 
 OF_RUN = ("planner", "options", "sharing", "mode", "gpus", "queue", "wall_s", "retries", "modules")
@@ -43,7 +43,7 @@ def _comparison(project: Project, names: Sequence[str]) -> RunComparison:
     specs = [json.loads(folder.spec.read_bytes()) for folder in folders]
     for spec in specs:
         spec["ensemble"]["members"] = rows_in_full(spec["ensemble"]["members"])
-    results = [_results(folder) for folder in folders]
+    results = [_results(folder, lines[folder.name].results) for folder in folders]
     names = [folder.name for folder in folders]
     return RunComparison(
         runs=tuple(lines[folder.name] for folder in folders),
@@ -74,12 +74,12 @@ def _bests(results: Mapping[str, MemberResult], names: Sequence[str], metric: st
     return {name: one.best for name, one in found.items() if one.metric == metric and one.best is not None}
 
 
-def _results(folder: RunFolder) -> Mapping[str, MemberResult]:
-    found = known_results(folder)
-    if found is None:
+def _results(folder: RunFolder, summary: RunSummary | None) -> Mapping[str, MemberResult]:
+    members = members_noted_with(folder, summary) if summary else None
+    if members is None:
         spec = read_spec(folder)
-        found = results_of(state_in(folder, spec), spec)
-    return {member.member: member for member in found.members}
+        members = results_of(state_in(folder, spec), spec).members
+    return {member.member: member for member in members}
 
 
 def differences_of(specs: Sequence[Mapping[str, Any]]) -> Iterator[Difference]:
@@ -90,6 +90,9 @@ def differences_of(specs: Sequence[Mapping[str, Any]]) -> Iterator[Difference]:
     tables = [dict(_of_run(spec)) for spec in specs]
     for key, values in _differing(tables):
         yield Difference(key, (), values)
+    first, *others = (spec["ensemble"]["members"] for spec in specs)
+    if all(other == first for other in others):
+        return
     members = [{member["name"]: member for member in spec["ensemble"]["members"]} for spec in specs]
     groups: dict[str, list[str]] = defaultdict(list)
     for name in members[0]:

@@ -32,7 +32,7 @@ def _line(project: Project, run: ListedRun) -> RunLine:
         # Imported here: most runs have ended.
         from hetctl.app.run.status import state_and_summary
 
-        state, summary = state_and_summary(project, run.name)
+        state, summary = state_and_summary(project, run)
         return replace(line, state=state, results=summary)
     if known := known_summary(folder):
         return replace(line, results=known)

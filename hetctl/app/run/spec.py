@@ -156,7 +156,14 @@ def as_planned(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
     mixed = {"mix_types": True} if BALANCED in modes else {}
     # No planner was chosen for a plan without rounds.
     planner = USUAL_PLANNER if plan.planner == AUTO else plan.planner
-    spec = replace(spec, planner=planner, phases=phases, options={**spec.options, **mixed})
+    predicted_s = plan.predicted_makespan_s if all(profile.rates for profile in spec.profiles) else None
+    spec = replace(
+        spec,
+        planner=planner,
+        phases=phases,
+        options={**spec.options, **mixed},
+        predicted_s=predicted_s,
+    )
     if not any(allocation.mode == PIPELINE for each in plan.rounds for allocation in each.allocations):
         return spec
     # Imported here since other runs need nothing of pipelines.

@@ -8,11 +8,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from hetctl.app.project import Project
-from hetctl.app.run.job_states import claimant_in, current_jobs, ended_by_files, used_until_now
+from hetctl.app.run.job_states import (
+    claimant_in,
+    current_jobs,
+    ended_by_files,
+    job_events,
+    used_until_now,
+)
 from hetctl.app.run.method_status import balance_histories, hop_spans, hop_status, pipeline_statuses
 from hetctl.app.run.select_run import known_run, require_folder
 from hetctl.app.run.view import RunView
-from hetctl.catalog.stored_runs import RunRecord, Stamp, stamp_of
+from hetctl.catalog.stored_runs import ListedRun, RunRecord, Stamp, stamp_of, stored_jobs
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.cost import energy_of
 from hetctl.model.errors import BatchSystemError
@@ -24,9 +30,10 @@ from hetctl.model.plan import HOPPER
 from hetctl.model.run_results import RunSummary
 from hetctl.model.run_status import RunStatus, foremost
 from hetctl.model.searches import SearchStatus
+from hetctl.model.site import Site
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_files import read_live_metrics
-from hetctl.storage.run_results import summary_of
+from hetctl.storage.run_results import known_summary, noted_summary, summary_of
 from hetctl.storage.run_state import RunState, state_in
 from hetctl.storage.stage_fold import StageLog
 from hetctl.storage.visit_fold import VisitLog
@@ -112,7 +119,8 @@ class RunWatch:
         # The batch system is asked every few seconds only, or when the files have news of jobs.
         if asking or news != self._seen:
             self._seen, self._asked_at = news, time.monotonic()
-            self._answer = _asked(self._project, record, jobs, view.state.facts.jobs)
+            spec = record.spec
+            self._answer = _asked(self._project, spec.run, spec.site, jobs, view.state.facts.jobs)
         status = _status(record, *self._answer, view, most, order)
         if self._stages:
             status = replace(status, pipelines=pipeline_statuses(self._stages.refresh(), status.history))
@@ -189,26 +197,38 @@ class RunWatch:
         return self._view
 
 
-def state_and_summary(project: Project, run: str) -> tuple[str, RunSummary]:
-    """Return the state of a run and its results as a whole, without what only its members' rows need."""
+def state_and_summary(project: Project, run: ListedRun) -> tuple[str, RunSummary]:
+    """Return the state of a run under way and its results as a whole.
+
+    Those of a running job are as its driver has last noted them, at most some minutes ago.
+    """
     return PATIENT.call(_state_and_summary, project, run)
 
 
-def _state_and_summary(project: Project, run: str) -> tuple[str, RunSummary]:
-    record, known = known_run(project, run)
-    state = state_in(project.home.run(run), record.spec)
-    jobs, events = _ended(record, *_asked(project, record, known, state.facts.jobs), state)
+def _state_and_summary(project: Project, run: ListedRun) -> tuple[str, RunSummary]:
+    folder = project.home.run(run.name)
+    site, known = stored_jobs(project.home.catalog, run.name)
+    events: Sequence[Event] = job_events(folder)
+    jobs, note = _asked(project, run.name, site, known, events)
+    states = {job.state for job in jobs}
+    noted = noted_summary(folder) if JobState.RUNNING in states else known_summary(folder)
+    if noted is None or note or JobState.UNKNOWN in states:
+        # What its members have left to do may decide whether a job has ended.
+        record, _ = known_run(project, run.name)
+        state = state_in(folder, record.spec)
+        jobs, events = _ended(record, jobs, note, state)
+        noted = summary_of(state, record.spec)
     alive = [job for job in jobs if not job.state.over]
-    return _state(record, alive, events)[0], summary_of(state, record.spec)
+    return _state(run, alive, events)[0], noted
 
 
 def _asked(
-    project: Project, record: RunRecord, jobs: Sequence[Job], events: Sequence[Event]
+    project: Project, run: str, site: Site, jobs: Sequence[Job], events: Sequence[Event]
 ) -> tuple[Sequence[Job], str]:
     """Return the jobs with present states, or with the last known ones and the reason."""
     try:
-        claimant = claimant_in(project.home.run(record.spec.run))
-        batch = project.batch_system(record.spec.site)
+        claimant = claimant_in(project.home.run(run))
+        batch = project.batch_system(site)
         return current_jobs(jobs, batch, events, claimant=claimant), ""
     except BatchSystemError as error:
         # Status must work while the batch system does not: the run's files say most of it.
@@ -248,7 +268,6 @@ def _status(
     chosen = view.first(states, order, most) if order else foremost(states, most)
     state, reason = _state(record, alive, events)
     used = used_until_now(view.state, jobs)
-    predicted_s = record.plan.predicted_makespan_s if all(p.rates for p in spec.profiles) else None
     return RunStatus(
         run=spec.run,
         ensemble=spec.ensemble.name,
@@ -259,12 +278,12 @@ def _status(
         nodes=spec.nodes,
         used=used,
         cost=spec.cost(used.node_seconds),
-        predicted_cost=None if predicted_s is None else spec.cost(predicted_s * spec.nodes),
+        predicted_cost=spec.predicted_cost,
         energy=energy_of(used.energy_j, spec.site.billing),
         state=state,
         reason=(note if goes_on or alive else "") or reason,
         submitted_at=record.created_at,
-        predicted_s=predicted_s,
+        predicted_s=spec.predicted_s,
         measured_s=_measured_s(events, start, bool(training)),
         states=states,
         jobs=tuple(jobs),
@@ -275,7 +294,7 @@ def _status(
     )
 
 
-def _state(record: RunRecord, alive: Sequence[Job], events: Iterable[Event]) -> tuple[str, str]:
+def _state(record: RunRecord | ListedRun, alive: Sequence[Job], events: Iterable[Event]) -> tuple[str, str]:
     """Return the present state of the run, which the catalog may not have yet, and the reason."""
     if record.state not in UNDER_WAY:
         return record.state, record.reason

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hetctl.model.ensemble import Member
+from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import is_transient
 from hetctl.model.plan import DATA_PARALLEL, Allocation
 from hetctl.model.profile import PreprocessPoint
@@ -57,9 +57,18 @@ class RunMembers:
         on_failure: Callable[[OSError], None] = lambda _: None,
     ) -> None:
         self._on_failure, self._budget = on_failure, spec.budget
-        self._folder, self._gpus, self._trials = folder, gpus, trials
+        self._folder, self._trials = folder, trials
         self._take_written = take_written
         self._state = PATIENT.call(RunState, folder, spec.ensemble, spec.retries)
+        self._planned = {profile.member: profile for profile in spec.profiles}
+        self._profiles = dict(self._planned)
+        self._workloads = Workloads(
+            _installed(spec),
+            self._profiles,
+            gpus,
+            in_lockstep=spec.sharing == LOCKSTEP,
+            terms=GpuTerms.at(spec.site, options_from(spec.options).max_per_gpu),
+        )
         self._take(spec)
         PATIENT.call(self.read)
         self._began_at = time.time() if self._state.usage.began_at is None else self._state.usage.began_at
@@ -67,22 +76,17 @@ class RunMembers:
     def edit(self, spec: RunSpec) -> None:
         """Go on with the members of a specification, as users have edited them; errors as of `read`."""
         self._state.edit(spec.ensemble, spec.retries)
+        planned = {profile.member: profile for profile in spec.profiles}
+        others = {name: profile for name, profile in planned.items() if profile != self._planned.get(name)}
+        self._workloads.edit(_installed(spec), others)
+        self._planned, self._profiles = planned, self._profiles | others
         self._take(spec)
         self.read()
 
     def _take(self, spec: RunSpec) -> None:
         self._spec = spec
-        self._planned = {profile.member: profile for profile in spec.profiles}
-        self._profiles = dict(self._planned)
         self._members = {member.name: member for member in spec.ensemble.members}
         self._shapes: dict[tuple[str, int], str | None] = {}
-        self._workloads = Workloads(
-            spec.ensemble.as_installed(spec.site.container.python if spec.site.container else None),
-            self._profiles,
-            self._gpus,
-            in_lockstep=spec.sharing == LOCKSTEP,
-            terms=GpuTerms.at(spec.site, options_from(spec.options).max_per_gpu),
-        )
 
     @property
     def began_at(self) -> float:
@@ -100,11 +104,9 @@ class RunMembers:
         return self._state.usage.next_round
 
     def keep(self) -> None:
-        """Save a snapshot for later readers, and results at the end of a job; OSError if the disk is full."""
+        """Save a snapshot for later readers, and results; OSError if the disk is full."""
         self._refresh()
-        self._state.keep()
-        jobs = self._state.facts.jobs
-        if jobs and jobs[-1].kind == "job_ended":
+        if self._state.keep():
             keep_results(self._folder, results_of(self._state, self._spec))
 
     def workloads(self) -> Mapping[str, Workload]:
@@ -237,6 +239,11 @@ class RunMembers:
 
     def _member(self, name: str) -> Member:
         return self._trials.member(name) if self._trials and name in self._trials else self._members[name]
+
+
+def _installed(spec: RunSpec) -> Ensemble:
+    """Return the ensemble with the packages of the job."""
+    return spec.ensemble.as_installed(spec.site.container.python if spec.site.container else None)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ SPEC = RunSpec("e-001", ENSEMBLE, SITE, "fluid", 4, "gpu", 3600, 180, (), "/shar
 ELSEWHERE = {
     RunSpec: {"run", "ensemble", "site", "options", "budget", "wall_s", "modules"}
     | {"grace_s", "profiles", "checkpoints", "preprocess", "given", "schema_version", "phases", "pipelines"}
-    | {"earlier_jobs", "revision", "edits", "edited"},
+    | {"earlier_jobs", "revision", "edits", "edited", "predicted_s"},
     Ensemble: {"members"},
     Member: {"stop"},
 }
