@@ -81,7 +81,6 @@ ONLY_IN = {
     "optuna": {"methods.automl"},
     "mlflow": {"app"},
     "wandb": {"app"},
-    "psutil": {"runtime"},
     "cryptography": {"runtime"},
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import fnmatch
 import ipaddress
 import os
@@ -10,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from hetctl.model.errors import BadInputError
-
-IP_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def control_address(patterns: Sequence[str]) -> str:
@@ -42,17 +41,48 @@ def interface_of(address: str) -> str:
     return next((name for name, own in addresses().items() if wanted in map(plain_address, own)), "")
 
 
+class _SocketAddress(ctypes.Structure):
+    _fields_ = (("family", ctypes.c_ushort), ("data", ctypes.c_ubyte * 26))
+
+
+class _InterfaceAddress(ctypes.Structure):
+    """``struct ifaddrs`` of getifaddrs(3)."""
+
+
+_InterfaceAddress._fields_ = (
+    ("next", ctypes.POINTER(_InterfaceAddress)),
+    ("name", ctypes.c_char_p),
+    ("flags", ctypes.c_uint),
+    ("address", ctypes.POINTER(_SocketAddress)),
+    ("netmask", ctypes.c_void_p),
+    ("broadcast", ctypes.c_void_p),
+    ("data", ctypes.c_void_p),
+)
+UP_AND_RUNNING = 0x1 | 0x40
+"""Flags of an interface that is up, with its cable connected (netdevice(7))."""
+BYTES_OF_ADDRESS = {socket.AF_INET: slice(2, 6), socket.AF_INET6: slice(6, 22)}
+"""Place of the address behind the family in ``struct sockaddr_in`` and ``sockaddr_in6`` (ip(7), ipv6(7))."""
+
+
 def addresses() -> dict[str, list[str]]:
     """Return the IP addresses of each interface that is up."""
-    # Imported on use: an image with a framework need not have it.
-    import psutil
-
-    states = psutil.net_if_stats()
-    return {
-        name: [entry.address for entry in entries if entry.family in IP_FAMILIES]
-        for name, entries in psutil.net_if_addrs().items()
-        if name in states and states[name].isup
-    }
+    # Not by psutil, which an image with a framework need not have.
+    libc, first = ctypes.CDLL(None, use_errno=True), ctypes.POINTER(_InterfaceAddress)()
+    if libc.getifaddrs(ctypes.byref(first)) != 0:
+        raise OSError(ctypes.get_errno(), "getifaddrs")
+    found: dict[str, list[str]] = {}
+    try:
+        entry = first
+        while entry:
+            one = entry.contents
+            if one.flags & UP_AND_RUNNING == UP_AND_RUNNING and one.address:
+                own, address = found.setdefault(os.fsdecode(one.name), []), one.address.contents
+                if place := BYTES_OF_ADDRESS.get(address.family):
+                    own.append(socket.inet_ntop(address.family, bytes(address.data)[place]))
+            entry = one.next
+    finally:
+        libc.freeifaddrs(first)
+    return found
 
 
 def choose(key: str, patterns: Sequence[str], interfaces: Mapping[str, Sequence[str]]) -> tuple[str, str]:

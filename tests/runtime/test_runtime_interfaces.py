@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hetctl.model.errors import BadInputError
 from hetctl.runtime import interfaces
 from hetctl.runtime.interfaces import (
+    BYTES_OF_ADDRESS,
     addresses,
     choose,
     chosen_interface,
@@ -67,10 +68,18 @@ def test_the_interfaces_of_this_machine():
     assert (control_address(("none", "l?")), chosen_interface(("lo",))) == ("127.0.0.1", "lo")
 
 
+def test_interfaces_are_those_that_psutil_knows_to_be_up():
+    up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    known = {
+        name: [entry.address.partition("%")[0] for entry in entries if entry.family in BYTES_OF_ADDRESS]
+        for name, entries in psutil.net_if_addrs().items()
+    }
+    assert addresses() == {name: own for name, own in known.items() if name in up}
+
+
 def test_an_interface_that_is_down_is_not_there(monkeypatch):
-    states = {name: state._replace(isup=name != "lo") for name, state in psutil.net_if_stats().items()}
-    monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
-    assert "lo" not in addresses()
+    monkeypatch.setattr(interfaces, "UP_AND_RUNNING", 1 << 30)
+    assert addresses() == {}
 
 
 @pytest.mark.parametrize(
