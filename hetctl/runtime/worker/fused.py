@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hetctl.runtime.data.loaders import ArrayLoader
@@ -59,6 +60,7 @@ class FusedMember:
     trainer: FusedTrainer
     steps: Steps
     keep: ExitStack
+    log: Path
 
 
 class FusedMembers:
@@ -95,18 +97,18 @@ class FusedMembers:
                 # The others need not begin anew for an error of one.
                 self._end(name, report_failure(error, member.trainer.events))
         results = self._fused.run(works)
-        for name in self._leaving():
-            stop = self._members[name].trainer.stop
-            if stop.reason is None:
-                stop.reason = ALONE
-                print(f"{name} trains alone: {self._fused.refused[name]}", flush=True)
+        self._let_go()
         return results
 
-    def _leaving(self) -> list[str]:
-        """Return the members that have to train alone, but keep one if all have to."""
+    def _let_go(self) -> None:
+        """Stop the members that have to train alone, but keep one if all have to."""
         assert self._fused is not None
         refused = [name for name in self._members if name in self._fused.refused]
-        return refused[1:] if len(refused) == len(self._members) else refused
+        for name in refused[1:] if len(refused) == len(self._members) else refused:
+            member = self._members[name]
+            if member.trainer.stop.reason is None:
+                member.trainer.stop.reason = ALONE
+                _tell(member.log, f"{name} has to train alone: {self._fused.refused[name]}")
 
     def _join(self, assignment: Assignment, first: Assignment) -> None:
         """Build a member, and begin its training."""
@@ -115,7 +117,7 @@ class FusedMembers:
         own, keep = copy.copy(context), ExitStack()
         own.send = partial(context.send, member=task.name)
         if task.name != first.task.name:
-            append(task.log, f"{task.name} trains in the process of {first.task.name}: see its log\n")
+            _tell(task.log, f"{task.name} trains in the process of {first.task.name}: see its log")
         restarted_at = restart_time(assignment, context)
         share = spec.shares[assignment.rank_info.rank]
         sharing = sample_sharing(spec, share, context.binding.node)
@@ -136,10 +138,9 @@ class FusedMembers:
         if not all(isinstance(loader, ArrayLoader) for loader in loaders):
             self._fused.refused[task.name] = "its samples are prepared by processes"
         steps = reporting(trainer, own, lambda _: {})
-        self._members[task.name] = FusedMember(trainer, steps, keep)
+        self._members[task.name] = FusedMember(trainer, steps, keep, task.log)
         keep_orders(len(self._members))
-        if task.name in self._leaving():
-            trainer.stop.reason = ALONE
+        self._let_go()
 
     def _end(self, name: str, code: int = 0) -> None:
         assert self._fused is not None
@@ -153,6 +154,12 @@ class FusedMembers:
 def train_fused(assignment: Assignment, context: WorkerContext) -> None:
     """Train members together: that of an assignment, and those whose assignments arrive meanwhile."""
     FusedMembers(context).run(assignment)
+
+
+def _tell(log: Path, text: str) -> None:
+    """Append a line to a member's own log; ignore a full disk."""
+    with suppress(OSError):
+        append(log, f"{text}\n")
 
 
 def _resumed(steps: Steps, result: Any) -> Any:

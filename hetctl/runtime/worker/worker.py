@@ -148,11 +148,13 @@ class Inbox:
         return iter(self._queue.get, None)
 
     def arrived(self) -> Assignment | None:
-        """Return the next assignment if it has arrived, without waiting; None: there is none."""
+        """Return the next assignment if a fused member's has arrived; None: `assignments` has the rest."""
         with suppress(queue.Empty):
-            if (assignment := self._queue.get_nowait()) is not None:
+            assignment = self._queue.get_nowait()
+            if assignment is not None and assignment.task.kind == FUSED:
                 return assignment
-            self.end()
+            # It comes after all members here have ended.
+            self._queue.put(assignment)
         return None
 
     def end(self) -> None:

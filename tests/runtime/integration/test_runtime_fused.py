@@ -68,15 +68,14 @@ def test_members_of_one_shape_train_together_and_each_as_alone(tmp_path):
     alone = real_job(tmp_path / "alone", members, fuse=False, retries=0)
     for job in (fused, alone):
         assert "ended: finished" in job.drive()
-    found = {name: (mode, reason, fault) for name, mode, reason, fault in tasks(fused)}
-    together = "fused", "finished", False
-    assert found == {
-        "first": together,
-        "short": together,
-        "last": together,
-        "wild": ("fused", "program-error", True),
-        "wide": ("data-parallel", "finished", False),
-    }
+    began, ended = {}, {}
+    for name, mode, reason, fault in tasks(fused):
+        began.setdefault(name, mode)
+        # A machine with other work may find members alone faster: then some leave, and come again.
+        ended[name] = reason, fault
+    assert began == {**dict.fromkeys(("first", "short", "wild", "last"), "fused"), "wide": "data-parallel"}
+    assert ended.pop("wild") == ("program-error", True)
+    assert set(ended.values()) == {("finished", False)}
     assert [error.data["error"] for error in fused.events("failed", "wild")] == [
         error.data["error"] for error in alone.events("failed", "wild")
     ]
