@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hetctl.cli.completions import complete_members, complete_new_members, complete_trials
-from hetctl.cli.options import ensemble_option, given_options, this_project
+from hetctl.cli.options import ensemble_option, given_options, job_option, this_project
 from hetctl.cli.output import json_option, show
 from hetctl.cli.parameter_types import FiniteRange, duration
 
@@ -125,6 +125,7 @@ def drop_command(names: tuple[str, ...]) -> None:
 @click.argument("names", metavar="[RUN] [MEMBER]...", nargs=-1, shell_complete=complete_members)
 @ensemble_option
 @click.option("--account", metavar="NAME", help="Charge this account from the next job on.")
+@job_option
 @click.option("--queue", metavar="NAME", help="Submit the next jobs to this queue or partition.")
 @click.option("--gpus", metavar="N", type=click.IntRange(min=1), help="Request N GPUs for each next job.")
 @click.option("--time", "wall_s", type=duration, help="Limit each next job to this wall-clock time.")

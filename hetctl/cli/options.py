@@ -117,6 +117,15 @@ site_option = click.option(
     shell_complete=complete_sites,
     help="Use this site: a name, or a file.  [default: the site of this machine]",
 )
+job_option = click.option(
+    "--job-option",
+    "job_options",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_job_options,
+    help="Submit jobs with this option, such as qos=debug. May be given several times.",
+)
+"""Options of the batch system for jobs, by name."""
 site_options = _together(
     site_option,
     click.option(
@@ -134,14 +143,7 @@ site_options = _together(
     ),
     click.option("--queue", metavar="NAME", envvar="HETCTL_QUEUE", help="Use this queue or partition."),
     click.option("--account", metavar="NAME", envvar="HETCTL_ACCOUNT", help="Charge this account."),
-    click.option(
-        "--job-option",
-        "job_options",
-        metavar="NAME=VALUE",
-        multiple=True,
-        callback=_job_options,
-        help="Submit jobs with this option, such as qos=debug. May be given several times.",
-    ),
+    job_option,
     click.option(
         "--launch",
         type=click.Choice(["nodes", "members"]),

@@ -26,7 +26,7 @@ SHIPPED = [
     *("slurm", "slurm-docker", "summit", "summitdev"),
 ]
 EXTENDING = [
-    *("clariden", "daint", "isambard-ai", "jupiter", "leonardo"),
+    *("clariden", "daint", "deltaai", "isambard-ai", "jupiter", "leonardo"),
     *("lonestar6", "roihu", "snellius", "stampede3", "vista"),
 ]
 """Machines whose files have what differs from `slurm.yaml` alone."""

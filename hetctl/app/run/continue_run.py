@@ -22,6 +22,7 @@ from hetctl.app.run.changes import (
 )
 from hetctl.app.run.job_states import used_until_now
 from hetctl.catalog.catalog import Catalog
+from hetctl.cluster.render.job_script import refuse_unknown_options
 from hetctl.inputs.visit_times import read_run_trace
 from hetctl.model.combinations import HOPS, features_of, refuse_conflicts
 from hetctl.model.ensemble import Ensemble, StopRule
@@ -273,12 +274,15 @@ def _site_now(project: Project, spec: RunSpec, requested: RequestedOptions) -> S
     """Return the run's site from its present file, with the values that the user gave."""
     given = requested.job_options or json.loads(spec.given.get("job_options", "{}"))
     site = _as_stored(project.site(requested.site or spec.given.get("site") or spec.site.name))
-    return replace(
+    site = replace(
         site,
         account=requested.account or spec.given.get("account") or site.account,
         job_options={**site.job_options, **given},
         launch=requested.launch or spec.given.get("launch") or site.launch,
     )
+    # Before the next job is rendered, by a script that nobody watches.
+    refuse_unknown_options(site)
+    return site
 
 
 def _planner_now(spec: RunSpec, requested: RequestedOptions) -> str:

@@ -157,6 +157,16 @@ def submit_command(job: JobScript) -> tuple[str, ...]:
     return command if job.site.submit_by == "stdin" else (*command, str(job.files.script))
 
 
+def refuse_unknown_options(site: Site) -> None:
+    """Raise BadInputError if the batch system of a site has none of a name in its `job_options`."""
+    known = BATCH_SYSTEMS[site.batch_system].job_options
+    for name in site.job_options.keys() - known.keys():
+        raise BadInputError(
+            f"job option {name!r} is none of {site.batch_system}'s: {', '.join(known) or 'none'}",
+            "correct --job-option or job_options in the site file; `directives` takes any option",
+        )
+
+
 def _check(job: JobScript) -> None:
     unit = BATCH_SYSTEMS[job.site.batch_system].time_unit_s
     if _ceil(job.grace_s, unit) >= _ceil(job.wall_s, unit):
@@ -170,12 +180,7 @@ def _check(job: JobScript) -> None:
             f"{job.nodes} nodes; the launcher {launcher.name!r} has at most {launcher.most_nodes}",
             "choose another launcher in the site file",
         )
-    known = BATCH_SYSTEMS[job.site.batch_system].job_options
-    for name in job.site.job_options.keys() - known.keys():
-        raise BadInputError(
-            f"job option {name!r} is none of {job.site.batch_system}'s: {', '.join(known) or 'none'}",
-            "correct --job-option or job_options in the site file; `directives` takes any option",
-        )
+    refuse_unknown_options(job.site)
     if job.site.launch == MEMBERS and job.site.device == "gpu" and not job.site.requests_gpus:
         raise BadInputError(
             "launch: members with request: {gpus: none}: the members of a node would share its first GPUs",

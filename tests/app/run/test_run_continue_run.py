@@ -169,6 +169,14 @@ def test_changed_options_take_effect_in_the_next_job(project, slurm, arguments, 
     assert in_script == "" or in_script not in scripts(slurm)[0]
 
 
+def test_an_option_that_the_batch_system_has_not_is_refused_before_a_job_is_rendered(project):
+    done = project.here("change", "--job-option", "quality=high", "--json")
+    assert (done.code, "'quality' is none of slurm's: begin" in done.error["message"]) == (2, True)
+    assert spec_of(project).site.job_options == {}
+    done = project.here("change", "--job-option", "quality", "--json")
+    assert (done.code, "NAME=VALUE" in done.error["message"]) == (2, True)
+
+
 def test_variables_take_effect_as_options_do(project, slurm):
     done = project.here("submit", "--json", HETCTL_ACCOUNT="ml-43", HETCTL_TIME="20m")
     assert {change["what"]: (change["now"], change["was"]) for change in done.json["changed"]} == {
