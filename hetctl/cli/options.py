@@ -218,7 +218,7 @@ planner_options = _together(
         "--max-per-gpu",
         metavar="N",
         type=int,
-        help="Let up to N members share a GPU, each with a process of its own.  [default: 1]",
+        help="Let up to N members share a GPU, each with a process of its own.  [default: the site's]",
     ),
     click.option("--seed", metavar="N", type=int, help="Seed random choices.  [default: 0]"),
 )
@@ -302,6 +302,8 @@ def plan_request(
     given = {name: value for name, value in options.items() if value is not None}
     refuse_conflicts(members.name, *(f"--{name.replace('_', '-')}" for name in given), mode=mode)
     given.setdefault("balance", members.balance.mode)
+    if machine.max_per_gpu > 1:
+        given.setdefault("max_per_gpu", machine.max_per_gpu)
     if members.fuse == AUTO:
         given.setdefault("fuse", True)
     sized = sizing(project, members, machine, gpus, time, queue, budget or Budget())

@@ -317,6 +317,9 @@ class Site:
     gpu_memory: Annotated[
         Bytes | None, Key("Memory of each GPU, such as 16GB; null: not taken into account.")
     ] = None
+    max_per_gpu: Annotated[
+        int, Key("Largest number of members on one GPU, unless --max-per-gpu says another.", ge=1, le=16)
+    ] = 1
     gpu_cores: Annotated[
         tuple[CpuList, ...],
         Key("Cores near each GPU in the order of their numbers, where no management library tells them."),

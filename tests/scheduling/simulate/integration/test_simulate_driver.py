@@ -20,6 +20,7 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.plan import Placement
 from hetctl.model.profile import MemberProfile
 from hetctl.model.site import Cluster
+from hetctl.perf.sharing import GpuTerms
 from hetctl.perf.workloads import active_workloads
 from hetctl.runtime.driver.job_modes import DataParallelJob
 from hetctl.scheduling.commands import Command, EndJob, ScheduleTick, Start
@@ -77,7 +78,8 @@ class RunCase:
 def simulate(ensemble: Ensemble, run: RunCase, monkeypatch: pytest.MonkeyPatch) -> list[SimulatedTask]:
     known = {p.member: p for p in run.profiles}
     cluster = run.cluster
-    members = active_workloads(ensemble, known, {}, cluster.gpus)
+    terms = GpuTerms(run.options.get("max_per_gpu", 1))
+    members = active_workloads(ensemble, known, {}, cluster.gpus, terms=terms)
     failures = None
     if run.failed_at_s:
         Drawn.times = [run.failed_at_s.get(node.name, 1e12) for node in cluster.nodes]
@@ -189,6 +191,15 @@ def test_near_the_deadline_a_member_without_room_cedes_its_gpus(both: Both) -> N
     driven, simulated = both("independent", profiles, Cluster.of(2, 2), usable_s=70.0)
     assert_same(driven, simulated)
     assert simulated[-1][0] > 70
+
+
+def test_members_share_gpus(both: Both) -> None:
+    names = (("a", 30), ("b", 28), ("c", 12), ("d", 5), ("e", 4))
+    profiles = [replace(profile(name, epochs, 10.0), busy=0.5) for name, epochs in names]
+    driven, simulated = both("fluid", profiles, Cluster.of(2, 2), max_per_gpu=2)
+    assert_same(driven, simulated)
+    together = [(part.gpus, part.seat) for parts in simulated[0][1].values() for part in parts]
+    assert sorted(together) == [((0,), 1), ((0,), 2), ((1,), 1), ((1,), 2)]
 
 
 @pytest.mark.parametrize("planner", ["doubling", "fluid", "flotilla-local", "fixed-2"])

@@ -51,8 +51,8 @@ class Recorded(RoundScheduler):
     decisions: dict[str, Decision]
     replan_at_s = math.inf
 
-    def __init__(self, planner: Planner, options: Any, *rest: Any) -> None:
-        super().__init__(told_once(planner, self.decisions), options, *rest)
+    def __init__(self, planner: Planner, options: Any, *rest: Any, **more: Any) -> None:
+        super().__init__(told_once(planner, self.decisions), options, *rest, **more)
 
     def handle(self, event: SchedulingEvent) -> list[Command]:
         commands = super().handle(event)
@@ -381,7 +381,7 @@ class VirtualRun:
                 opened.time - BEGAN_AT,
                 {
                     e.data["member"]: tuple(
-                        Placement(p["node"], tuple(p["gpus"])) for p in e.data["placement"]
+                        Placement(p["node"], tuple(p["gpus"]), p.get("seat", 0)) for p in e.data["placement"]
                     )
                     for e in ours
                 },
