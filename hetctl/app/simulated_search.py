@@ -16,10 +16,28 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.run_status import MOST_SIMULATED
 from hetctl.model.searches import SearchOutcome
 from hetctl.model.workload import Workload
-from hetctl.perf.epoch_timeline import task_s
+from hetctl.perf.epoch_timeline import EpochTimeline, task_s
 
 DRAWS = 5
 """Number of draws of the losses of a search; with more than `MOST_SIMULATED` trials they differ little."""
+
+TURNS = 4
+"""Number of turns in an epoch of trials that share GPUs."""
+
+
+class _Turns(NamedTuple):
+    """Turns that a trial has left, each of some seconds on its least number of GPUs."""
+
+    name: str
+    gpus: int
+    seconds: float
+    left: int
+
+    @classmethod
+    def of(cls, part: Workload) -> _Turns:
+        """Return the turns of the work that a member has left."""
+        count = TURNS * max(1, EpochTimeline(part, part.least_rate).count)
+        return cls(part.name, part.min_gpus, task_s(part, part.least_rate) / count, count)
 
 
 class LikelySearch(NamedTuple):
@@ -32,7 +50,7 @@ class LikelySearch(NamedTuple):
     seconds : float
         Its length on the least numbers of GPUs.
     waits : float
-        Ratio of that to the time of the same training if all trials could begin at the start; at least 1.
+        Ratio of that to a bound for the same training if all trials could begin at the start; at least 1.
     """
 
     trials: dict[str, Trial]
@@ -110,24 +128,27 @@ class SimulatedSearch:
         return list(self._asked(UsedResources(gpu_s / 3600, now_s)))
 
     def on_least_gpus(self) -> LikelySearch:
-        """Return what it trains if each trial has its least number of GPUs as soon as they are free."""
-        waiting, running, free = deque(self.first()), list[tuple[float, str, float, int]](), self._gpus
-        now_s, gpu_s, spent_s = 0.0, 0.0, defaultdict[tuple[str, int], float](float)
+        """Return what it trains if trials take turns on their least numbers of GPUs, as those that hop do."""
+        waiting, running = deque(map(_Turns.of, self.first())), list[tuple[float, str, _Turns]]()
+        free, now_s, gpu_s = self._gpus, 0.0, 0.0
+        spent_s = defaultdict[str, float](float)
         while waiting or running:
-            while waiting and waiting[0].min_gpus <= free:
-                part = waiting.popleft()
-                seconds = task_s(part, part.least_rate)
-                heapq.heappush(running, (now_s + seconds, part.name, seconds, part.min_gpus))
-                free -= part.min_gpus
+            while waiting and waiting[0].gpus <= free:
+                turns = waiting.popleft()
+                heapq.heappush(running, (now_s + turns.seconds, turns.name, turns))
+                free -= turns.gpus
             if not running:
                 # One is too wide for the cluster, which a plan refuses.
                 break
-            now_s, name, seconds, gpus = heapq.heappop(running)
-            free, gpu_s = free + gpus, gpu_s + seconds * gpus
-            spent_s[name, gpus] += seconds
-            waiting.extend(self.after(name, now_s, gpu_s))
+            now_s, name, turns = heapq.heappop(running)
+            free, gpu_s = free + turns.gpus, gpu_s + turns.seconds * turns.gpus
+            spent_s[name] += turns.seconds
+            if turns.left > 1:
+                waiting.append(turns._replace(left=turns.left - 1))
+            else:
+                waiting.extend(map(_Turns.of, self.after(name, now_s, gpu_s)))
         trials = {self._search.member_of(trial): trial for trial in self._search.trials}
-        at_once_s = _makespan_s([(seconds, gpus) for (_, gpus), seconds in spent_s.items()], self._gpus)
+        at_once_s = max([gpu_s / self._gpus, *spent_s.values()])
         return LikelySearch(trials, now_s, max(1.0, now_s / at_once_s) if at_once_s else 1.0)
 
     @property
@@ -149,18 +170,6 @@ class SimulatedSearch:
         self._epochs += trial.epochs - done
         samples = float((trial.epochs - done) * (workload.samples_per_epoch or 0))
         return workload.interrupted(samples) if done else workload.with_left(samples)
-
-
-def _makespan_s(jobs: Sequence[tuple[float, int]], gpus: int) -> float:
-    """Return the time of jobs of some seconds on some GPUs, the longest first, as soon as those are free."""
-    running, free, now_s = list[tuple[float, int]](), gpus, 0.0
-    for seconds, own in sorted(jobs, reverse=True):
-        while free < own:
-            now_s, freed = heapq.heappop(running)
-            free += freed
-        heapq.heappush(running, (now_s + seconds, own))
-        free -= own
-    return max((end_s for end_s, _ in running), default=0.0)
 
 
 def simulated_searches(

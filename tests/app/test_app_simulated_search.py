@@ -125,7 +125,8 @@ def test_without_a_planner_a_search_trains_the_same_epochs(tmp_path, name):
     assert search.waits == pytest.approx(1.0)
     alike = SimulatedSearch(ensemble, workloads, 4, 0).on_least_gpus()
     assert search.seconds > alike.seconds >= 10 * sum(map(alike.epochs, alike.trials)) / 4
-    assert (alike.waits > 1.05) == (name in {"asha", "hyperband"})
+    # Others have enough trials for all GPUs at each time.
+    assert (alike.waits > 1.05) == (name == "asha")
 
 
 def test_a_search_without_epochs_is_not_foreseen(tmp_path):

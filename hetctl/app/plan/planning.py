@@ -439,4 +439,7 @@ def _with_rungs(request: PlanRequest) -> PlanRequest:
         for member in ensemble.members
         if epochs.get(member.name, 1)
     )
-    return replace(request, ensemble=replace(ensemble, members=tuple(searched)))
+    changed = replace(request, ensemble=replace(ensemble, members=tuple(searched)))
+    # The search was drawn with all of its trials, of which some may be missing now.
+    vars(changed)["likely_search"] = search
+    return changed
