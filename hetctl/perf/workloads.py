@@ -141,6 +141,9 @@ class Workloads:
         self._forecast.edit(edited.values())
         for name in concerned:
             self._known.pop(name, None)
+        if any(map(self._is_unmeasured, edited)):
+            # Their levels follow from those of all others.
+            self._facts = 0
         mates = {mate for name in concerned for mate in (*before.get(name, ()), *self._alike[name])}
         self.update({name: self._progress[name] for name in mates if name in self._progress})
 

@@ -293,6 +293,17 @@ def test_edited_workloads_are_those_of_the_edited_members() -> None:
         assert edit or workloads.left["a"] is before["a"]
 
 
+def test_a_new_member_is_estimated_by_its_config_however_many_there_are() -> None:
+    members = [Member(f"m{units}", {"units": units}, max_gpus=1) for units in range(10, 80)]
+    profiles = {m.name: profile(m.name, rates={1: 1e5 / m.config["units"]}) for m in members}
+    workloads = Workloads(ensemble(*members), profiles, 4)
+    workloads.update({m.name: progress(m.name) for m in members})
+    whole = ensemble(*members, Member("new", {"units": 40.5}, max_gpus=1))
+    workloads.edit(whole, {})
+    workloads.update({"new": progress("new")})
+    assert workloads.left["new"].rates[1] == pytest.approx(1e5 / 40.5, rel=0.1)
+
+
 def test_a_member_that_does_not_change_is_not_looked_at_again() -> None:
     workloads = Workloads(ensemble(member("a"), member("b")), {n: profile(n) for n in "ab"}, 4)
     workloads.update({"a": progress("a"), "b": progress("b")})
