@@ -63,6 +63,16 @@ def test_expected_rates_are_taken_for_the_true_ones(project: Project, planner: s
     assert result.ratio >= 1.0
 
 
+def test_members_with_measured_busy_shares_may_share_a_gpu(project: Project) -> None:
+    with Catalog.open(project.home.catalog) as catalog:
+        catalog.save_points("e", "here", [replace(p, busy=0.4) for p in catalog.points("e", "here")])
+    wishes = {"planner": "fluid", "gpus": 1, "restart_s": 0.0}
+    alone = run_simulation(project, request(**wishes)).simulation
+    shared = run_simulation(project, request(**wishes, options={"max_per_gpu": 2})).simulation
+    assert (alone.makespan_s, shared.makespan_s) == pytest.approx((40, 30))
+    assert (alone.lower_bound_s, shared.lower_bound_s) == pytest.approx((40, 30))
+
+
 def test_rates_may_have_to_be_learned(project: Project) -> None:
     learned = run_simulation(project, request(planner="fluid", restart_s=10.0, learn_rates_s=3.0))
     assert learned.simulation.ratio >= 1

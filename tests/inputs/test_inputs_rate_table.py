@@ -12,6 +12,7 @@ from hetctl.model.errors import BadInputError
 
 RATES = st.floats(1e-9, 1e12)
 SAMPLES = st.floats(0, 1e15, exclude_min=True)
+BUSY = st.none() | st.floats(0.001, 1.0)
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True).filter(
     lambda name: name != "driver"
 )
@@ -23,7 +24,10 @@ def tables(draw: st.DrawFn) -> list[RateRow]:
     samples = draw(st.dictionaries(NAMES, st.none() | SAMPLES, min_size=1, max_size=4))
     keys = st.tuples(st.sampled_from(sorted(samples)), st.integers(1, 10**9 - 1), TYPES)
     points = draw(st.lists(keys, unique=True, min_size=1, max_size=12))
-    return [RateRow(name, gpus, draw(RATES), kind, samples[name]) for name, gpus, kind in points]
+    return [
+        RateRow(name, gpus, draw(RATES), kind, samples[name], draw(BUSY) if gpus == 1 else None)
+        for name, gpus, kind in points
+    ]
 
 
 def refused(folder: Path, data: bytes | str) -> str:
@@ -63,6 +67,7 @@ def test_optional_columns_are_written_where_used():
         ("member,gpus,rate,rat\na,1,1,1\n", "r.csv:1: unknown column 'rat'; did you mean 'rate'?"),
         ("member,gpus,rate,rate\na,1,1,1\n", "r.csv:1: column 'rate' is given twice"),
         ("member,gpus,rate\na,1\n", "r.csv:2: has 2 cells, the header has 3"),
+        ("member,gpus,rate,busy\na,2,1,0.5\n", "r.csv:2: busy: is of one GPU, got 0.5 on 2 GPUs"),
         ("member,gpus,rate\na,1,0\n", "r.csv:2: rate: must be a number from 1e-9 to 1e12 samples/s, got '0'"),
         (
             "member,gpus,rate\na,1,-1\n",
