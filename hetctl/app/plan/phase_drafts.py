@@ -67,10 +67,7 @@ def data_parallel_plans(request: PlanRequest, members: Sequence[Workload]) -> di
     if request.planner_options.balance != OFF and _may_be_balanced(request, members):
         balanced = replace(request.planner_options, mix_types=True)
         plans[BALANCED] = data_parallel_plan(request, members, balanced)
-    return {
-        mode: replace(plan, predicted_makespan_s=request.waits * plan.predicted_makespan_s)
-        for mode, plan in plans.items()
-    }
+    return plans
 
 
 def makespans(plans: Mapping[str, Plan]) -> dict[str, float]:

@@ -216,7 +216,16 @@ def data_parallel_plan(
     plan = sorted(plans, key=lambda plan: plan.predicted_makespan_s)[len(plans) // 2]
     gains = {} if options.balance == OFF else _balance_gains(plan, members, scenario.cluster)
     rounds = tuple(_with_guesses(planned, members) for planned in plan.rounds)
-    return replace(plan, reason=choice.reason, balance_gains=gains, rounds=rounds)
+    # Plans of a search have its waits already.
+    waits = 1.0 if searches else request.waits
+    return replace(
+        plan,
+        reason=choice.reason,
+        balance_gains=gains,
+        rounds=rounds,
+        predicted_makespan_s=waits * plan.predicted_makespan_s,
+        ratio=waits * plan.ratio,
+    )
 
 
 def _with_guesses(planned: Round, members: Sequence[Workload]) -> Round:

@@ -200,6 +200,17 @@ def test_trials_of_a_planned_search_stop_at_rungs(tmp_path):
     assert plan["ratio"] >= 1
 
 
+def test_thousands_of_trials_are_planned_with_the_epochs_and_the_waits_of_a_search(tmp_path, monkeypatch):
+    project = searching(tmp_path / "project", SEARCH, 9)
+    in_turn = project.here("plan", *SIZE, "--json").json
+    monkeypatch.setattr(planning, "MOST_TRIALS", 8)
+    monkeypatch.setattr(planning.PlanRequest, "waits", 2.0)
+    at_once = project.here("plan", *SIZE, "--json").json
+    assert at_once["lower_bound_s"] == pytest.approx(in_turn["lower_bound_s"], rel=0.3)
+    assert at_once["predicted_makespan_s"] > 1.3 * in_turn["predicted_makespan_s"]
+    assert at_once["ratio"] * at_once["lower_bound_s"] == pytest.approx(at_once["predicted_makespan_s"])
+
+
 def test_trials_that_hop_are_planned_with_the_epochs_and_the_waits_of_a_search(tmp_path, monkeypatch):
     factors = []
     monkeypatch.setattr(PhaseRun, "stretched", lambda run, factor: factors.append(factor) or run)
