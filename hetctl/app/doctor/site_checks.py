@@ -275,7 +275,10 @@ def dry_run(project: Project, site: Site) -> CheckResult:
         file.flush()
         answer = run_command(site, queues.dry_run_command(), Path(file.name))
     if answer.code != 0:
-        fix = "correct in the site file what Slurm's message names, or ask your administrators"
+        fix = (
+            "correct in the site file what Slurm's message names (`request` leaves out --gres and --mem),"
+            " or ask your administrators"
+        )
         return CheckResult("dry run", CheckStatus.FAILED, answer.error_tail, fix, FaultDomain.BATCH_SYSTEM)
     return CheckResult("dry run", CheckStatus.OK, answer.error_tail.removeprefix("sbatch: "))
 
