@@ -19,7 +19,7 @@ from hetctl.cli.watch import follow
 from hetctl.cluster.batch.local import LocalBatch
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event
-from hetctl.model.job import Job, JobState
+from hetctl.model.job import Job, JobState, JobStatus
 from hetctl.storage.progress_fold import events_in
 
 ENSEMBLE = pretending(a="{epochs: 2}", b="{epochs: 2}")
@@ -237,3 +237,24 @@ LATER = Event("a", 0, "epoch", 12.0, {})
 def test_what_the_files_prove_of_a_job(job, events, done, silent, state, ended_at):
     (found,) = ended_by_files([job], events, done=done, silent=silent)
     assert (found.state, found.ended_at) == (state, ended_at)
+
+
+def test_a_list_reads_no_members_of_a_running_job(project, monkeypatch):
+    save_last_job(project, JobState.RUNNING)
+    with Catalog.open(project.home.catalog) as catalog:
+        catalog.set_run_state(RUN, "running")
+    before = project.here("runs", "--json").json["runs"][0]["results"]
+    # The driver goes on: its results are those of the last snapshot.
+    with project.home.run(RUN).events_of("driver").open("a") as file:
+        file.write(
+            '{"kind": "job_started", "time": 3e9, "round": 9, "job": 0, "batch_id": "1", "nodes": []}\n'
+        )
+    state = JobState.RUNNING
+    monkeypatch.setattr(LocalBatch, "statuses", lambda _, ids: {each: JobStatus(state) for each in ids})
+    with monkeypatch.context() as patch:
+        patch.setattr(looking, "state_in", lambda *_: pytest.fail("all members are read"))
+        (line,) = project.here("runs", "--json").json["runs"]
+    assert (line["state"], line["results"]) == ("running", before)
+    state = JobState.FINISHED
+    (line,) = project.here("runs", "--json").json["runs"]
+    assert line["results"]["event_bytes"] > before["event_bytes"]

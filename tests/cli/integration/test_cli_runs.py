@@ -56,12 +56,9 @@ def test_a_list_is_the_same_without_the_results_that_jobs_have_kept(project):
     kept = project.here("runs", "--json").json
     for run in project.home.every_run():
         run.results.rename(run.results.with_suffix(".away"))
-    for line in (told := project.here("runs", "--json").json)["runs"]:
-        assert line["results"].pop("event_bytes") == 0
+    told = project.here("runs", "--json").json
     for run in project.home.every_run():
         run.results.with_suffix(".away").rename(run.results)
-    for line in kept["runs"]:
-        assert line["results"].pop("event_bytes")
     assert told == kept
 
 
