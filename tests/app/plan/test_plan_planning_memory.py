@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,10 +10,14 @@ from hetctl.app.plan.planning import PlanRequest, demand_in_parts, plan_from, re
 from hetctl.methods.parallelism import Demand, ModeLimits
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.job import JobSize
+from hetctl.model.site import Queue, Site
 
 PARTS, WHOLE = Member("parts", shard=True, min_gpus=2, max_gpus=4), Member("whole")
 BOTH = Ensemble("e", "pytorch", Functions("n:i", "n:m"), (WHOLE, PARTS), "/x")
 ROOM = ModeLimits(8, "a slot", 100, 0)
+SITE = Site("lab", "slurm", "srun", 4, 2, 8, 2**30, (Queue("main"),))
+SIZE = JobSize(SITE.queues[0], 8, 4, 3600, 60)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +43,6 @@ def test_only_parts_that_fit_no_gpu_are_refused():
     ],
 )
 def test_options_that_do_not_go_together_have_no_plan(option, request_of):
-    given = {"ensemble": BOTH, "sharing": "lockstep", "site": SimpleNamespace(launch="nodes"), **request_of}
+    given = {"ensemble": BOTH, "sharing": "lockstep", "site": SITE, **request_of}
     with pytest.raises(BadInputError, match=f"^e: (shard does not go with )?{option}"):
-        plan_from(PlanRequest(**given, size=None))
+        plan_from(PlanRequest(**given, size=SIZE))

@@ -33,7 +33,7 @@ def test_shares_differ_by_one_point_at_most(points, jobs):
 def test_the_batch_system_is_asked_ever_less_often():
     now = [0.0]
     asked = []
-    for ask in moments_to_ask(lambda: now[0]):
+    for ask in moments_to_ask(clock=lambda: now[0]):
         if ask:
             asked.append(now[0])
         now[0] += USUAL_WAITS.profile_poll_s
