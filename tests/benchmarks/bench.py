@@ -34,6 +34,7 @@ import edits_bench
 import ensemble_bench
 import estimates_bench
 import fleet
+import fused_bench
 import hetpipe_bench
 import hoho_bench
 import hop_state_bench
@@ -414,6 +415,7 @@ SECTIONS: dict[str, Section] = {
     "waiting": waiting_bench.table,
     "pace": pace_bench.table,
     "gradients": overlap_bench.table,
+    "fused": fused_bench.table,
     "checkpoint": checkpoint_bench.table,
     "rounds": round_bench.table,
     "state": state_bench.table,
