@@ -20,6 +20,9 @@ from pathlib import Path
 
 from tables import Figure, Table
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from hostnames import IMPORT
+
 from hetctl.cluster.launchers import ResourceSet
 from hetctl.cluster.launchers.agents import AGENTS
 from hetctl.model.plan import Placement
@@ -49,9 +52,9 @@ WATCHED_S, SETTLE_S = 20.0, 5.0
 REPEATS = 3
 SRUN = """\
 #!{python}
-import os, subprocess, sys
+{hostnames}import os, subprocess
 start = next(n for n, a in enumerate(sys.argv) if n and not a.startswith("--"))
-nodes = next(a.partition("=")[2] for a in sys.argv if a.startswith("--nodelist=")).split(",")
+nodes = hostnames(next(a.partition("=")[2] for a in sys.argv if a.startswith("--nodelist=")))
 running = [subprocess.Popen(sys.argv[start:], env=os.environ | {{"SLURMD_NODENAME": node}}) for node in nodes]
 sys.exit(max(process.wait() for process in running))
 """
@@ -257,7 +260,7 @@ def ranks_on(
         for part in ("tools", "logs", "events"):
             (folder / part).mkdir()
         srun = folder / "tools" / "srun"
-        srun.write_text(SRUN.format(python=executable))
+        srun.write_text(SRUN.format(python=executable, hostnames=IMPORT))
         srun.chmod(0o755)
         os.environ["PATH"] = f"{srun.parent}:{path}"
         sys.executable = python

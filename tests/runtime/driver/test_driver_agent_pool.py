@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from hostnames import IMPORT
 from workbench import alive, wait_for
 
 from hetctl.cluster.launchers import ResourceSet
@@ -37,9 +38,9 @@ LARGE_BYTES = 2**28
 """Long enough that an agent can be killed while it sends it."""
 SRUN = """\
 #!{python}
-import os, subprocess, sys
+{hostnames}import os, subprocess
 start = next(n for n, a in enumerate(sys.argv) if n and not a.startswith("--"))
-nodes = next(a.partition("=")[2] for a in sys.argv if a.startswith("--nodelist=")).split(",")
+nodes = hostnames(next(a.partition("=")[2] for a in sys.argv if a.startswith("--nodelist=")))
 running = [subprocess.Popen(sys.argv[start:], env=os.environ | {{"SLURMD_NODENAME": node}}) for node in nodes]
 sys.exit(max(process.wait() for process in running))
 """
@@ -79,7 +80,7 @@ SAVED = StateSaved("m", 3, 0, 64, "/x/m-3", 1000, "digest", 0.1)
 def job(tmp_path, monkeypatch):
     """A job on two nodes whose members hop; partition 0 is on both nodes, and each has one of its own."""
     for name, text in (("srun", SRUN), ("python", PYTHON)):
-        (tmp_path / name).write_text(text.format(python=sys.executable))
+        (tmp_path / name).write_text(text.format(python=sys.executable, hostnames=IMPORT))
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))

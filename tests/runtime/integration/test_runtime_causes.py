@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from driven_job import FUNCTIONS, Job
+from hostnames import IMPORT
 from trainless import SIGNAL_DELAY
 from workbench import processes_on, ranks_of, wait_for
 
@@ -29,7 +30,7 @@ SITE = Site("slurm", "slurm", "srun", 3, 1, 1, 2**30, (Queue("main"),), device="
 # "NODE|file|text" of a node, as soon as there is a file.
 SRUN = """\
 #!{python}
-import os, subprocess, sys, threading, time
+{hostnames}import os, subprocess, threading, time
 from pathlib import Path
 
 # Several may run at once.
@@ -50,7 +51,7 @@ def lose(process, file, text):
 
 start = next(n for n, a in enumerate(sys.argv) if n and not a.startswith("--"))
 options, command = sys.argv[1:start], sys.argv[start:]
-nodes = next(o.partition("=")[2] for o in options if o.startswith("--nodelist=")).split(",")
+nodes = hostnames(next(o.partition("=")[2] for o in options if o.startswith("--nodelist=")))
 where, *fault = os.environ["FAULT"].split("|")
 if where == "STEP" and is_among_the_first(int(fault[0])):
     print(fault[2], file=sys.stderr)
@@ -73,7 +74,7 @@ class SlurmJob(Job):
         tools.mkdir(exist_ok=True)
         faults.mkdir(exist_ok=True)
         for name, text in {
-            "srun": SRUN.format(python=sys.executable),
+            "srun": SRUN.format(python=sys.executable, hostnames=IMPORT),
             "scontrol": f"#!/bin/sh\nprintf '%s\\n' {' '.join(NODES)}\n",
         }.items():
             (tools / name).write_text(text)
