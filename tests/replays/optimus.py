@@ -59,7 +59,7 @@ class SpeedModels:
             self._rates[name] = fitted(self._samples[name], list(workload.rates))
         return replace(workload, rates=self._rates[name])
 
-    def report(self, member: str, gpus: int, rate: float) -> None:
+    def report(self, member: str, gpus: int, rate: float, _busy: float | None = None) -> None:
         """Add a speed that was seen in training."""
         self._samples[member][gpus] = rate
         self._rates.pop(member, None)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numbered_samples import NumberedSamples, check_samples
+from workbench import wait_for
 
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.run import CACHED
@@ -258,8 +259,13 @@ def test_trainers_in_lockstep_know_the_throughput_of_their_leader(loader_of):
     lockstep = LockstepLoader(Stream(30, 4, SEED), idle._pool, Lockstep("r.ring", SEED, 4, 4, 0, 1))
     assert lockstep.preparation_rate is None
     copied(leader.batches(1, 0))
-    leader._pool.share_rate()
-    assert lockstep.preparation_rate == leader.preparation_rate is not None
+
+    def is_known():
+        # Processes still prepare the samples of later batches.
+        leader._pool.share_rate()
+        return lockstep.preparation_rate == leader.preparation_rate is not None
+
+    wait_for(is_known)
 
 
 def test_slots_hold_samples_ahead_within_the_memory_limit():
