@@ -57,7 +57,7 @@ def test_the_bus_bandwidth_is_that_of_nccl_tests(size, ranks, seconds, gb_per_s)
 )
 def test_groups_are_of_the_gpus_of_a_node_and_then_of_all(nodes, groups):
     formed = list(groups_on(nodes))
-    assert [(name, list(gpus_of(placement))) for name, placement in formed] == groups
+    assert [(name, list(gpus_of(placement, 2))) for name, placement in formed] == groups
 
 
 def test_the_speed_of_a_group_is_that_of_its_ranks_on_average():
