@@ -111,5 +111,6 @@ def test_a_signal_that_comes_with_the_end_of_an_agent():
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         return Keeper()
 
-    ends = [end_of(forked_keeper(live, idle_keeper)) for _ in range(20)]
-    assert ends == [0] * 20
+    # Few: on a busy machine an idle process waits for seconds.
+    ends = [end_of(forked_keeper(live, idle_keeper)) for _ in range(5)]
+    assert ends == [0] * 5
