@@ -371,8 +371,10 @@ def batch_changes(member: Member, epochs: EpochHistory) -> tuple[BatchChange, ..
     """
     if member.global_batch_size is not None:
         return ()
+    # Epochs on a shared GPU have 0 GPUs, and the batch of one.
+    steps = [(epoch, max(gpus, 1), batch) for epoch, gpus, batch in epochs.batches]
     return tuple(
         BatchChange(epoch, before * before_each, gpus * batch, gpus)
-        for (_, before, before_each), (epoch, gpus, batch) in pairwise(epochs.batches)
+        for (_, before, before_each), (epoch, gpus, batch) in pairwise(steps)
         if before * before_each != gpus * batch
     )
