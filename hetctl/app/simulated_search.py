@@ -41,7 +41,7 @@ class _Turns(NamedTuple):
 
 
 class LikelySearch(NamedTuple):
-    """What a search is likely to train.
+    """Likely training of a search.
 
     Parameters
     ----------

@@ -23,7 +23,7 @@ CONTEXT_BYTES = 600 * 2**20
 
 @dataclass(frozen=True)
 class GpuTerms:
-    """How members may share a GPU.
+    """Rules by which members share a GPU.
 
     Parameters
     ----------

@@ -137,7 +137,7 @@ class PlanRequest:
 
     @cached_property
     def likely_search(self) -> LikelySearch | None:
-        """What the search of a new run is likely to train; None without one, or without known epochs."""
+        """Likely training of the search of a new run; None without one, or without known epochs."""
         if not self.begins_search:
             return None
         # Imported here since most ensembles have no search.

@@ -44,7 +44,7 @@ class TimedSource:
     def __init__(self, source: SampleSource, processes: int) -> None:
         self._source, self.process = source, 0
         self._counts = memoryview(mmap.mmap(-1, processes * 4 * DOUBLE)).cast("d")
-        """Of each process samples and seconds before the random part, and those of the random part."""
+        """Samples and seconds of each process, before the random part and in it."""
 
     @property
     def spec(self) -> SampleSpec:

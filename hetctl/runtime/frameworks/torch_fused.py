@@ -198,7 +198,7 @@ class Slice:
 
     @property
     def program(self) -> dict[str, Any]:
-        """What has to be equal in all slices of a stack."""
+        """Properties that are equal in all slices of a stack."""
         model, optimizer = self.parts.model, self.parts.optimizer
         names = {id(one): name for name, one in model.named_parameters()}
         return {
