@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -81,6 +82,29 @@ def python_without_training(folder: Path) -> Path:
     path.write_text(f"#!{sys.executable}\n{text}")
     path.chmod(0o755)
     return path
+
+
+def small_environment(folder: Path, filler_bytes: int = 0) -> Path:
+    """Make an archive of a Python environment that has this one's packages; return its path.
+
+    Parameters
+    ----------
+    filler_bytes : int
+        Bytes beside it, which no compression makes smaller.
+    """
+    root = folder / "environment"
+    packages = root / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    packages.mkdir(parents=True)
+    (root / "bin").mkdir()
+    base = Path(sys.base_prefix) / "bin"
+    (root / "bin" / "python").symlink_to(base / f"python{sys.version_info[0]}.{sys.version_info[1]}")
+    (root / "pyvenv.cfg").write_text(f"home = {base}\n", encoding="utf-8")
+    (packages / "shared.pth").write_text(f"{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+    for number, start in enumerate(range(0, filler_bytes, 10**7)):
+        (packages / f"filler-{number}").write_bytes(os.urandom(min(10**7, filler_bytes - start)))
+    archive = folder / "environment.tar.zst"
+    subprocess.run(["tar", "--zstd", "-cf", archive, "-C", root, "."], check=True)
+    return archive
 
 
 @dataclass

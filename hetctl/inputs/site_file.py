@@ -103,6 +103,8 @@ def _problems(site: Site) -> Iterator[tuple[Location, str]]:
         yield ("node_types",), f"must add up to nodes ({site.nodes}), got {of_types}"
     if site.gpu_cores and len(site.gpu_cores) != site.gpus_per_node:
         yield ("gpu_cores",), f"must have an entry for each of the {site.gpus_per_node} GPUs of a node"
+    if site.stage and site.container:
+        yield ("stage",), "must not be beside `container`, whose image has the environment"
     yield from links_problems(site.links) if site.links else ()
     yield from _timeouts_problems(site.timeouts)
 

@@ -404,6 +404,13 @@ class Site:
         Line | None, Key("Python interpreter on the compute nodes; null: the one that submits.")
     ] = None
     container: Annotated[Container | None, Key("Container in which members are trained; null: none.")] = None
+    stage: Annotated[
+        Line | None,
+        Key("Archive of the Python environment that each node gets before agents start; null: none."),
+    ] = None
+    stage_folder: Annotated[
+        Line, Key("Folder on the disk or in the memory of each node, with its variables, for `stage`.")
+    ] = "/tmp"
     host_patterns: Annotated[
         tuple[Line, ...],
         Key("Host names of the login nodes, * for any text, by which the site is detected."),
@@ -461,8 +468,8 @@ class Site:
 
     @property
     def other_python(self) -> str | None:
-        """Python that trains, if it is not the one that submits."""
-        return self.container.python if self.container else self.python
+        """Python that trains, or the archive with it, if it is not the one that submits."""
+        return self.container.python if self.container else self.stage or self.python
 
     @property
     def requests_gpus(self) -> bool:

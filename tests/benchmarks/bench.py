@@ -32,6 +32,7 @@ import demo_bench
 import doubling_exact
 import edits_bench
 import ensemble_bench
+import environment_bench
 import estimates_bench
 import fleet
 import fused_bench
@@ -424,6 +425,7 @@ SECTIONS: dict[str, Section] = {
     "hop-state": hop_state_bench.table,
     "agents": agent_bench.start_table,
     "many": agent_bench.many_table,
+    "environment": environment_bench.table,
     "hop": hop_transfer_bench.table,
     "paced": paced_bench.table,
     "shares": shares_bench.simulated,

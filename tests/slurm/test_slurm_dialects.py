@@ -1,9 +1,13 @@
-"""A Slurm that takes no `--gres`, `--gpus` and `--mem`, and no submission from its compute nodes."""
+"""A Slurm that takes no `--gres`, `--gpus` and `--mem`, and no submission from its compute nodes.
+
+Its agents start from an archive that `sbcast` brings to the nodes.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import tarfile
 from itertools import pairwise
 
 import pytest
@@ -30,6 +34,8 @@ python: {python}
 request: {{gpus: none, memory: none, cores: none}}
 directives: [--exclusive]
 timeouts: {{lease: 30s}}
+stage: environment.tar
+stage_folder: {nodes}
 """
 SBATCH = """\
 if [ -n "$SLURM_JOB_ID" ]; then
@@ -56,10 +62,13 @@ def test_a_chain_of_five_is_queued_from_the_login_node_without_gres_and_mem(slur
         text = (before + REFUSING).format(refused=refused, name=name, real=shutil.which(name))
         (shims / name).write_text(f"#!/bin/bash\n{text}")
         (shims / name).chmod(0o755)
-    python = python_without_training(tmp_path)
-    lab = slurm_cluster.lab(tmp_path / "project", SITE.format(python=python))
+    python, nodes = python_without_training(tmp_path), tmp_path / "nodes"
+    nodes.mkdir()
+    lab = slurm_cluster.lab(tmp_path / "project", SITE.format(python=python, nodes=nodes))
     path = {"PATH": f"{shims}:{os.environ['PATH']}"}
     project = new_project(tmp_path / "project", ENSEMBLE, environment=lab | path)
+    with tarfile.open(project.path / "environment.tar", "w") as archive:
+        archive.add(python, "bin/python")
     ask = project.hetctl("submit", "--dry-run", "--gpus", "4", "--time", "10m", "--job-option", "comment=hi")
     assert "#SBATCH --comment=hi\n" in ask.stdout
     checked = project.hetctl("doctor", "--json").json["checks"]
@@ -86,6 +95,10 @@ def test_a_chain_of_five_is_queued_from_the_login_node_without_gres_and_mem(slur
     wait_for(lambda: all(job["state"] not in ("running", "pending") for job in states(project)), seconds=60)
     assert [job["state"] for job in states(project)] == ["finished"] * 2 + ["cancelled"] * 3
     assert not refused.exists(), refused.read_text()
+    first = project.home.run(RUN).job(0)
+    assert "environment: sbcast brought it" in first.log.read_text()
+    assert f"{nodes}/hetctl-" in first.agents.log.read_text()
+    assert not list(nodes.glob("*/*/")), "the last agent leaves nothing behind"
 
 
 def states(project):

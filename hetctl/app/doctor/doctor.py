@@ -141,8 +141,9 @@ def _setup_checks(site: Site, errors: str) -> Iterator[CheckResult]:
 def python_checks(site: Site) -> Iterator[CheckResult]:
     """Check that the compute nodes' Python imports what members need, as far as visible from this machine."""
     python = site.python or sys.executable
-    # Frameworks are in the image.
-    packages = {"hetctl": "nothing runs without it"} if site.container else packages_of_nodes()
+    # Frameworks are in the image or archive.
+    is_elsewhere = site.container or site.stage
+    packages = {"hetctl": "nothing runs without it"} if is_elsewhere else packages_of_nodes()
     code = IMPORTABLE.format(names=list(packages))
     script = "\n".join([f"trap {shlex.quote(TELL_FAILURE)} ERR", *site.setup, "trap - ERR", 'exec "$@"'])
     answer = run_command(site, ["bash", "-c", script, "hetctl", python, "-c", code])

@@ -78,12 +78,14 @@ def agents_step(
     python : str
         Interpreter of the agents, if they are in no container.
     """
-    words = agent_arguments(name, address, frameworks, site.cores_per_gpu)
+    words = agent_arguments(name, address, frameworks, site.cores_per_gpu, staged=bool(site.stage))
     command = node_command(site, address.parent, python, *words)
     return LAUNCHERS[site.launcher].agents(site, name, sets, command)
 
 
-def agent_arguments(step: str, address: Path, frameworks: Sequence[str], threads: int) -> tuple[str, ...]:
+def agent_arguments(
+    step: str, address: Path, frameworks: Sequence[str], threads: int, *, staged: bool = False
+) -> tuple[str, ...]:
     """Return the arguments of the Python that runs an agent.
 
     Parameters
@@ -96,10 +98,12 @@ def agent_arguments(step: str, address: Path, frameworks: Sequence[str], threads
         Frameworks that each agent imports once for all its ranks.
     threads : int
         Threads of the numerical libraries in each rank.
+    staged : bool
+        True if the agent starts from an archive that comes to its node first.
     """
     options = (word for framework in frameworks for word in ("--framework", framework))
-    words = ("--step", step, "--threads", str(threads), *options)
-    return ("-m", "hetctl.runtime.agent", str(address), *words)
+    module = "hetctl.runtime.agent.environment" if staged else "hetctl.runtime.agent"
+    return ("-m", module, str(address), "--step", step, "--threads", str(threads), *options)
 
 
 def cancel_command(site: Site, environ: Mapping[str, str]) -> tuple[str, ...]:

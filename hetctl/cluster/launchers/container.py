@@ -97,6 +97,12 @@ def package_link(folder: Path) -> Path:
     return folder / "python" / PACKAGE.name
 
 
+def project_of(folder: Path) -> Path:
+    """Return the project's folder, with the ensemble file and its modules, of one as in `node_command`."""
+    home = folder.parents[1]
+    return home.parent if home.name == ".hetctl" else home
+
+
 def node_command(site: Site, folder: Path, python: str, *words: str) -> tuple[str, ...]:
     """Return the command line of a Python on a node, in the site's container if it has one.
 
@@ -118,10 +124,7 @@ def node_command(site: Site, folder: Path, python: str, *words: str) -> tuple[st
 
 
 def _prefix(container: Container, folder: Path) -> Iterator[str]:
-    engine = ENGINES[container.engine]
-    home = folder.parents[1]
-    # The ensemble file and its modules lie in the project's folder.
-    project = home.parent if home.name == ".hetctl" else home
+    engine, project = ENGINES[container.engine], project_of(folder)
     binds = [f"{project}:{project}", f"{PACKAGE}:{PACKAGE}{engine.read_only}"]
     binds += [bind if ":" in bind else f"{bind}:{bind}" for bind in container.binds]
     yield from engine.command

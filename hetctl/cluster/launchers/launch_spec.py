@@ -85,6 +85,8 @@ class Launcher:
         task. The first that fits decides: the end of a job precedes its effects on processes.
     exit_codes : mapping of int to ExitReason
         Reasons by exit codes of its own.
+    broadcast : tuple of str
+        Command that copies a file to all nodes of the job, up to its name and that of the copy.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Launcher:
     exit_lines: str = ""
     exit_messages: tuple[tuple[str, ExitReason], ...] = ()
     exit_codes: Mapping[int, ExitReason] = field(default_factory=dict)
+    broadcast: tuple[str, ...] = ()
 
 
 class NodeShare(NamedTuple):

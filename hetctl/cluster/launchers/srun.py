@@ -122,4 +122,5 @@ SRUN = Launcher(
     exit_lines=r"^(?:\S+: )?(?:srun|slurmstepd)\S*: .*",
     exit_messages=MESSAGES,
     exit_codes={OUT_OF_MEMORY_CODE: ExitReason.OUT_OF_MEMORY},
+    broadcast=("sbcast", "--force"),
 )

@@ -20,6 +20,7 @@ def main() -> int:
     parser.add_argument("--step", required=True)
     parser.add_argument("--framework", action="append", default=[])
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--staged", nargs=2, metavar=("FOLDER", "LOCK"))
     arguments = parser.parse_args()
     set_variables(arguments.threads)
     driver = PATIENT.call(DriverFile, arguments.driver_file)
@@ -29,7 +30,13 @@ def main() -> int:
     # of the node, and the agent would create threads before it forks ranks.
     from hetctl.runtime.agent.agent_process import run_agent
 
-    return run_agent(driver, arguments.step, arguments.framework, pythons)
+    code = run_agent(driver, arguments.step, arguments.framework, pythons)
+    if arguments.staged:
+        from hetctl.runtime.agent.environment import Environment
+
+        folder, lock = arguments.staged
+        Environment(Path(folder), int(lock)).leave()
+    return code
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 from hetctl.model.serialization import decode, encode, parse
 from hetctl.model.site import LEASE_SHARE
-from hetctl.runtime.agent.messages import REJECTED, SHUTDOWN, AgentAssignment, AgentFacts
+from hetctl.runtime.agent.messages import REJECTED, SHUTDOWN, AgentAssignment, AgentFacts, Archive
 from hetctl.runtime.transport import Address, Connection, JobIdentity, connect
 from hetctl.runtime.worker.scripts.warm_start import WarmPython
 
@@ -54,12 +54,15 @@ class DriverAddress(Address):
         Command by which agents end the job of a dead driver; empty for none.
     pythons : tuple of WarmPython
         Pythons that each agent starts before all else.
+    environment : Archive or None
+        Environment from which agents start; None: that of the command.
     """
 
     identity: JobIdentity | None = None
     orphaned_s: float
     cancel: tuple[str, ...] = ()
     pythons: tuple[WarmPython, ...] = ()
+    environment: Archive | None = None
 
 
 class DriverFile:

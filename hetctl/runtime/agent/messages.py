@@ -4,13 +4,16 @@ The agent first sends its `AgentFacts`. The driver answers with `AgentAssignment
 not need the agent, or with `REJECTED` if it cannot use it. Then the driver sends dictionaries with one of the
 keys `START`, `SIGNAL`, `TO`, `FETCH`, `FORGET` and `SHUTDOWN`, and the agent with `FROM`, `ENDED`, `STAGED`,
 `STATES` or `FETCHED`. Empty dictionaries are heartbeats of either; those of an agent may have `ENERGY`.
+Before all that, a node may ask for a source of its `ENVIRONMENT`.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 from hetctl.model.site import USUAL_TIMEOUTS
+from hetctl.runtime.transport import Address
 
 START = "start"
 """Key with the framework, or None, whose template forks a rank on ``gpu``."""
@@ -38,6 +41,54 @@ FORGET = "forget"
 """Key with the names of states that the agent must delete."""
 OVERUSE = "overuse"
 """Key with an `Overuse`, or None."""
+ENVIRONMENT = "environment"
+"""Key with the `SourceRequest` of an agent to be, and of the answer: the address of a source, or None."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Archive of the Python environment of a job's agents.
+
+    Parameters
+    ----------
+    path : str
+        Path on the shared file system.
+    folder : str
+        Folder on each node, with variables of the node.
+    bytes : int
+        Size of the archive.
+    key : str
+        Name of the environment on a node, different for each version of the archive.
+    control : tuple of str
+        Patterns of the network interfaces by which nodes send it; empty for any.
+    """
+
+    path: str
+    folder: str
+    bytes: int
+    key: str
+    control: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the file in `folder` that the batch system's own broadcast makes."""
+        return f"hetctl-{os.geteuid()}-{self.key}"
+
+
+@dataclass(frozen=True)
+class SourceRequest:
+    """Question of a node for a source of the archive.
+
+    Parameters
+    ----------
+    address : Address
+        Place where the node itself serves what it has.
+    failed : str
+        Name of the last source, if that has failed.
+    """
+
+    address: Address
+    failed: str = ""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -35,6 +35,7 @@ from hetctl.runtime.agent.joining import DriverAddress
 from hetctl.runtime.agent.messages import (
     ENDED,
     ENERGY,
+    ENVIRONMENT,
     FETCH,
     FETCHED,
     FORGET,
@@ -48,10 +49,12 @@ from hetctl.runtime.agent.messages import (
     AgentAssignment,
     AgentFacts,
     Overuse,
+    SourceRequest,
     StagedPartitions,
     StageOrder,
     StoreOrder,
 )
+from hetctl.runtime.driver.broadcast import BroadcastTree, archive_of, broadcast
 from hetctl.runtime.driver.classify_exit import MISPLACED
 from hetctl.runtime.driver.launched_steps import StepPool
 from hetctl.runtime.interfaces import control_address
@@ -236,7 +239,11 @@ class AgentPool:
             orphaned_s=self._timeouts.orphaned_s,
             cancel=cancel_command(site, os.environ),
             pythons=() if site.launch == MEMBERS else tuple(pythons),
+            environment=archive_of(site, files.address.parent),
         )
+        self._tree = BroadcastTree(len(self.nodes))
+        if address.environment:
+            broadcast(address.environment, LAUNCHERS[site.launcher], self._timeouts.join_s)
         PATIENT.call(write_address, files.address, address)
         self._next_touch = 0.0
 
@@ -378,7 +385,12 @@ class AgentPool:
 
     def _read(self) -> None:
         for facts, connection in self._listener.accepted():
-            self._answer_join(facts, connection)
+            if ENVIRONMENT in facts:
+                source = self._tree.source_for(decode(SourceRequest, facts[ENVIRONMENT]))
+                with suppress(ConnectionError), closing(connection):
+                    connection.send({ENVIRONMENT: source and encode(source)})
+            else:
+                self._answer_join(facts, connection)
         self.wait(0)
 
     def _agent_of(self, step: str, gpu: NodeGpu) -> AgentLink | None:
