@@ -100,7 +100,9 @@ def archive_of(site: Site, folder: Path) -> Archive | None:
             "make it: tar --zstd -cf FILE -C ENVIRONMENT .",
         ) from None
     key = hashlib.sha256(f"{path} {found.st_size} {found.st_mtime_ns}".encode()).hexdigest()[:16]
-    return Archive(str(path), site.stage_folder, found.st_size, key, site.network.control)
+    # Which is the same on all nodes, and sbcast expands no variables of a node.
+    home = site.stage_folder.replace("$USER", os.environ.get("USER", "$USER"))
+    return Archive(str(path), home, found.st_size, key, site.network.control)
 
 
 def broadcast(archive: Archive, launcher: Launcher, limit_s: float) -> None:
@@ -113,7 +115,6 @@ def broadcast(archive: Archive, launcher: Launcher, limit_s: float) -> None:
     limit_s : float
         Time limit in seconds.
     """
-    # It expands no variables of a node.
     if not launcher.broadcast or "$" in archive.folder or shutil.which(launcher.broadcast[0]) is None:
         return
     command = (*launcher.broadcast, archive.path, f"{archive.folder}/{archive.name}")
