@@ -153,6 +153,13 @@ class NetworkInterfaces:
     encrypt_data: Annotated[
         bool, Key("Encrypt tensors, samples and states that hetctl sends between nodes.")
     ] = True
+    bytes_per_s: Annotated[
+        float | None, Key("Bytes/s that all interfaces of a node send together; null: unknown.", gt=0)
+    ] = None
+    plugin: Annotated[
+        Line | None,
+        Key("Line of `setup` without which NCCL or RCCL would use TCP between nodes; null: none."),
+    ] = None
 
 
 ANY_INTERFACES = NetworkInterfaces()

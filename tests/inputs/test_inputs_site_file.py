@@ -424,7 +424,9 @@ def test_a_hang_shorter_than_waits_of_ranks_is_refused(tmp_path: Path):
 @pytest.mark.parametrize("name", ["perlmutter", "frontier", "lumi"])
 def test_sites_with_slingshot_use_it(name: str):
     site = find_site(name, project=None, home=None)
-    assert site.network == NetworkInterfaces(("hsn*",), ("hsn*",))
+    plugin = site.network.plugin
+    assert site.network == NetworkInterfaces(("hsn*",), ("hsn*",), bytes_per_s=100e9, plugin=plugin)
+    assert plugin in site.setup
     sockets = site.environment["NCCL_SOCKET_IFNAME"].split(",")
     assert all(fnmatch.fnmatch(interface, "hsn*") for interface in sockets)
     # With it NCCL fails where a job has one node, or the plugin is missing.

@@ -23,9 +23,10 @@ from hetctl.model.job import PROBE
 from hetctl.model.serialization import encode
 from hetctl.model.site import Site
 from hetctl.model.training_settings import FRAMEWORKS
+from hetctl.runtime.agent.gpus import cpu_list, parse_cpu_list
 from hetctl.runtime.driver.probe import LEADERS_LOG, all_reduce_task, log_file
 from hetctl.runtime.frameworks import NCCL
-from hetctl.runtime.worker.measuring.all_reduce import AllReduce, RankTime, speed_of
+from hetctl.runtime.worker.measuring.all_reduce import GB, AllReduce, RankTime, speed_of
 from hetctl.storage.atomic_io import make_private_folder, read_json, write_json
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.probe_files import END_FILE, ORDER_FILE, REPAIR, ProbeEnd, ProbeOrder, RankReport
@@ -163,6 +164,8 @@ def job_checks(
     yield launch_check(site, end, reports, agents_said)
     if reports and site.device == "gpu":
         yield gpu_check(site, reports)
+        if site.gpu_cores:
+            yield cores_check(site, reports)
     if len(end.nodes) > 1 and LAUNCHERS[site.launcher].leaders:
         yield mpi_check(site, end, leaders_said)
 
@@ -207,6 +210,25 @@ def gpu_check(site: Site, reports: Sequence[RankReport]) -> CheckResult:
     return CheckResult("GPUs", CheckStatus.OK, found)
 
 
+def cores_check(site: Site, reports: Sequence[RankReport]) -> CheckResult:
+    """Check that ranks run on the cores that the site file gives to their GPUs.
+
+    They do not where NVML or AMD SMI names others, or jobs may not use these.
+    """
+    near = [set(parse_cpu_list(text)) for text in site.gpu_cores]
+    wrong = sorted(
+        f"{report.node} runs GPU {report.gpu} on {cpu_list(report.cores)},"
+        f" not on {site.gpu_cores[report.gpu]}"
+        for report in reports
+        if report.gpu < len(near) and not near[report.gpu].issuperset(report.cores)
+    )
+    if not wrong:
+        return CheckResult("GPU cores", CheckStatus.OK, "each rank runs on the cores near its GPU")
+    more = f"; {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    fix = "correct gpu_cores by `nvidia-smi topo -m` or `rocm-smi --showtoponuma`, or request all cores"
+    return CheckResult("GPU cores", CheckStatus.FAILED, wrong[0] + more, fix)
+
+
 def _visible(report: RankReport) -> str:
     return "all" if report.visible is None else report.visible or "none"
 
@@ -229,7 +251,9 @@ def probed(project: Project, site: Site, framework: str | None) -> Probe:
         )
 
 
-SPEED, LINKS = "all-reduce", "GPU links"
+SPEED, LINKS, NETWORK = "all-reduce", "GPU links", "network"
+TCP_SHARE = 0.2
+"""Share of a network's bandwidth that no all-reduce reaches over TCP, and any over its own protocol."""
 MEBIBYTE = 2**20
 NOT_DIRECT = (
     "ranks must see all GPUs of the node: check --gpu-bind and CUDA_VISIBLE_DEVICES, and NCCL_P2P_DISABLE"
@@ -252,6 +276,7 @@ def link_checks(
         return
     yield speed_check(end, speeds, error_tail)
     if speeds and site.device == "gpu":
+        yield from network_checks(site, speeds)
         yield from detour_checks(speeds, ranks)
 
 
@@ -273,6 +298,24 @@ def speed_check(end: ProbeEnd, speeds: Sequence[AllReduce], error_tail: str) -> 
     return CheckResult(
         SPEED, CheckStatus.OK, f"{seen} ({end.framework} over {speeds[0].backend}, {size} MiB)"
     )
+
+
+def network_checks(site: Site, speeds: Sequence[AllReduce]) -> Iterator[CheckResult]:
+    """Yield a failure if NCCL's groups of several nodes are as slow as over TCP; nothing if unknown."""
+    expected = site.network.bytes_per_s
+    for between in (speed for speed in speeds if len(speed.nodes) > 1 and speed.backend == NCCL):
+        if expected and between.bus_gb_per_s * GB < TCP_SHARE * expected:
+            found = (
+                f"{_number(between)} GB/s between nodes whose network has {expected / GB:.3g}:"
+                " collectives go over TCP"
+            )
+            line = site.network.plugin
+            fix = (
+                f"add to `setup`: {line}"
+                if line and line not in site.setup
+                else "check `setup` and `environment`"
+            )
+            yield CheckResult(NETWORK, CheckStatus.FAILED, found, fix)
 
 
 def detour_checks(speeds: Sequence[AllReduce], ranks: Sequence[RankTime]) -> Iterator[CheckResult]:

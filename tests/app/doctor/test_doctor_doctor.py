@@ -201,6 +201,15 @@ def test_what_ranks_and_leaders_see(end, seen, outcomes):
     assert found == outcomes
 
 
+def test_ranks_off_the_cores_of_their_gpus_are_found():
+    seen = [replace(rank, cores=(8 * rank.gpu, 8 * rank.gpu + 1)) for rank in ALL]
+    right, wrong = (replace(SITE, gpu_cores=cores) for cores in (("0-7", "8-15"), ("8-15", "0-7")))
+    (check,) = (one for one in job_checks(right, END, seen, "", "") if one.name == "GPU cores")
+    assert check.status == OK
+    (check,) = (one for one in job_checks(wrong, END, seen, "", "") if one.name == "GPU cores")
+    assert (check.status, check.message) == (FAILED, "n1 runs GPU 0 on 0-1, not on 8-15; 3 more")
+
+
 def speed(gb_per_s, *nodes, backend="nccl", framework="pytorch"):
     return AllReduce(framework, backend, nodes, 2 * len(nodes), 64 * 2**20, 0.01, gb_per_s)
 
@@ -280,6 +289,18 @@ def test_gpus_without_a_direct_link_are_named_with_a_fix(speeds, ranks, found):
 )
 def test_slow_links_are_not_blamed_on_what_is_not_known(speeds, ranks):
     assert [check for check, *_ in judged(speeds, ranks)] == ["all-reduce"]
+
+
+def test_a_network_at_the_speed_of_tcp_fails_and_names_the_missing_line():
+    load = "module load rccl-net-plugin"
+    fast, slow = (replace(SITE.network, bytes_per_s=each, plugin=load) for each in (100e9, 200e9))
+    assert [check for check, *_ in judged(FAST, times(), site=replace(SITE, network=fast))] == ["all-reduce"]
+    site = replace(SITE, network=slow)
+    _, (check, outcome, found, fix) = judged(FAST, times(), site=site)
+    assert (check, outcome, fix) == ("network", FAILED, f"add to `setup`: {load}")
+    assert found == "24 GB/s between nodes whose network has 200: collectives go over TCP"
+    _, (*_, fix) = judged(FAST, times(), site=replace(site, setup=(load,)))
+    assert load not in fix
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -14,6 +14,8 @@
 # Written by hetctl: run the rounds of one job, then submit the next job.
 started=$(date +%s)
 umask 077
+module load LUMI partition/G
+module load aws-ofi-rccl
 export MIOPEN_USER_DB_PATH=/tmp/$USER-miopen-cache-$SLURM_JOB_ID
 export MIOPEN_CUSTOM_CACHE_DIR=$MIOPEN_USER_DB_PATH
 set -u

@@ -15,6 +15,7 @@
 # Written by hetctl: run the rounds of one job, then submit the next job.
 started=$(date +%s)
 umask 077
+module load nccl
 set -u
 export HETCTL_HOME=/shared/ann/digits/.hetctl
 python=/shared/ann/venv/bin/python
@@ -129,6 +130,7 @@ PYTHONUNBUFFERED=1 \
     NCCL_CROSS_NIC=1 \
     NCCL_NET_GDR_LEVEL=PHB \
     FI_CXI_DISABLE_HOST_REGISTER=1 \
+    FI_MR_CACHE_MONITOR=userfaultfd \
     srun \
     --job-name=agents \
     --no-kill \
