@@ -47,7 +47,7 @@ def encode(value: Any) -> Any:
         # JSON has text keys only; `_mapping_of` restores the numbers of GPUs that are keys of rates.
         return {str(key): item if type(item) in PLAIN else encode(item) for key, item in value.items()}
     if isinstance(value, (tuple, list, Sequence)) and not isinstance(value, (str, bytes)):
-        return [encode(item) for item in value]
+        return [item if type(item) in PLAIN else encode(item) for item in value]
     return value
 
 

@@ -93,7 +93,10 @@ def _seconds(config: dict[str, int], epochs: int, members: int = MEMBERS, *, fus
             (Path(folder) / part).mkdir()
         ways = (True, False) if fused else (False,)
         given = {
-            way: [_assignment(folder, config, epochs, n, fused=way) for n in range(members)] for way in ways
+            way: [
+                assignment(folder, _member(config, epochs, n), fused=way, seat=n + 1) for n in range(members)
+            ]
+            for way in ways
         }
         assignments = deque(given[fused])
         context = WorkerContext(
@@ -118,21 +121,24 @@ def _is_done(task: TaskMessage) -> bool:
     return file.exists() and any(event.kind == "converged" for event in read_events(file))
 
 
-def _assignment(folder: str, config: dict[str, int], epochs: int, number: int, *, fused: bool) -> Assignment:
-    name = f"m{number}"
+def _member(config: dict[str, int], epochs: int, number: int) -> Member:
     values = {**config, "learning_rate": 1e-3 * (1 + number)}
-    member = Member(name, values, BATCH, number, StopRule(patience=epochs, max_epochs=epochs))
+    return Member(f"m{number}", values, BATCH, number, StopRule(patience=epochs, max_epochs=epochs))
+
+
+def assignment(folder: str, member: Member, *, fused: bool, seat: int) -> Assignment:
+    """Return the assignment of a member whose files are in a folder."""
     functions = Functions("fused_bench:input_fn", "fused_bench:model_fn")
     ensemble = Ensemble("e", "pytorch", functions, (member,), str(Path(__file__).parent))
-    placement = (Placement("localhost", (0,), number + 1 if fused else 0),)
-    allocation = Allocation(name, 1, FUSED if fused else DATA_PARALLEL, 1.0, placement)
+    placement = (Placement("localhost", (0,), seat if fused else 0),)
+    allocation = Allocation(member.name, 1, FUSED if fused else DATA_PARALLEL, 1.0, placement)
     spec = TrainingSpec(
-        *("r", f"r-{folder}", 0, ensemble, allocation, f"{folder}/checkpoints/{name}"),
+        *("r", f"r-{folder}", 0, ensemble, allocation, f"{folder}/checkpoints/{member.name}"),
         deadline=time.time() + 3600,
         shares=(InputShare(),),
     )
-    task = TaskMessage(FUSED if fused else TRAIN, folder, name, spec)
-    return Assignment(task, RankInfo(0, 1, f"key-{name}"), time.time())
+    task = TaskMessage(FUSED if fused else TRAIN, folder, member.name, spec)
+    return Assignment(task, RankInfo(0, 1, f"key-{member.name}"), time.time())
 
 
 if __name__ == "__main__":

@@ -139,20 +139,24 @@ class TorchNetwork(TrainableNetwork):
     def _evaluating(self, batches: Iterable[tuple[Samples, int]]) -> Generator[Any, Any, dict[str, float]]:
         self._model.eval()
         scores = {**self._parts.metrics, "loss": self._parts.loss}
-        # The last sum is the number of samples. On the device: float() would wait for it in each batch.
-        sums = torch.zeros(len(scores) + 1, dtype=torch.float64, device=self._device)
+        # On the device: float() would wait for it in each batch.
+        means, counts = [], []
         self._predictions.begin()
         for samples, count in batches:
             if count or self.evaluates_examples:
-                outputs, y = yield from self._outputs(samples, count)
+                outputs, found = yield from self._scored(samples, count, scores)
             if not count:
                 self._predictions.skip()
                 continue
             # Not around the loop: other members' steps come between the parts of a generator.
             with torch.no_grad():
-                means = [self._number(score(outputs, y)) for score in scores.values()]
-                sums += count * torch.stack([*means, self._number(1.0)])
+                means.append(torch.stack([self._number(value) for value in found]))
+            counts.append(count)
             self._predictions.add(outputs, samples[1][:count])
+        # The last sum is the number of samples.
+        weights = torch.tensor(counts, dtype=torch.float64, device=self._device)
+        weighted = [torch.stack(means).T @ weights] if means else [weights.new_zeros(len(scores))]
+        sums = torch.cat([*weighted, weights.sum()[None]])
         if self._group.size > 1:
             dist.all_reduce(sums)
         *totals, count = sums.tolist()
@@ -262,15 +266,20 @@ class TorchNetwork(TrainableNetwork):
 
         return on_batch
 
-    def _outputs(self, samples: Samples, count: int) -> Generator[Any, Any, tuple[Any, torch.Tensor]]:
-        """Return the network's outputs for samples, and the targets; yield as `evaluating`."""
+    def _scored(
+        self, samples: Samples, count: int, scores: Mapping[str, Score]
+    ) -> Generator[Any, Any, tuple[Any, list[Any]]]:
+        """Return the network's outputs for samples, and their scores; yield as `evaluating`."""
         yield from ()
         with torch.no_grad():
             if not self._compiled:
                 x, y = self._tensors(samples)
-                return self._model(x), y
-            x, y = self._tensors(pad(samples, self._member.rows_evaluated))
-            return mapped_outputs(lambda tensor: tensor[:count], self._model(x)), y[:count]
+                outputs = self._model(x)
+            else:
+                x, y = self._tensors(pad(samples, self._member.rows_evaluated))
+                outputs, y = mapped_outputs(lambda tensor: tensor[:count], self._model(x)), y[:count]
+            # A rank without samples only takes part in the computation of the outputs.
+            return outputs, [score(outputs, y) for score in scores.values() if count]
 
     def _number(self, value: Any) -> torch.Tensor:
         """Return a number on the device, which may still be computing it."""

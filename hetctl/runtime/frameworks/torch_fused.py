@@ -11,14 +11,15 @@ import copy
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hetctl.model.ensemble import Member
@@ -28,7 +29,7 @@ from hetctl.runtime.data.sampler import parts_of
 from hetctl.runtime.frameworks import FusedSteps
 from hetctl.runtime.frameworks.pytorch import TorchNetwork
 from hetctl.runtime.frameworks.torch_batches import is_compiled
-from hetctl.runtime.frameworks.torch_parts import Parts, generators, parameters_of, set_generators
+from hetctl.runtime.frameworks.torch_parts import Parts, Score, generators, parameters_of, set_generators
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
@@ -37,7 +38,7 @@ DROPOUTS = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.D
 """Layers that multiply their inputs by random numbers, whatever the inputs are."""
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Largest difference of a fused gradient from the member's own, relative to its norm; else 0.1."""
-TRIES = 4
+TRIES = 3
 """Steps that are timed with each width; the first one warms up."""
 LEAST_GAIN = 1.05
 """Rate of the best width over that of members alone, below which they train alone."""
@@ -47,75 +48,90 @@ LEAST_FREE = 0.2
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """Rule of an optimizer for all slices at once.
+    """Rule of an optimizer, in one pass over a slice's tensors.
 
     Parameters
     ----------
-    moments : tuple of str
-        Names of its tensors for each parameter.
-    options : tuple of str
-        Values that may differ between slices.
+    moments : callable
+        Function of a group's options that returns the names of its tensors for each parameter.
     fixed : mapping of str to Any
         Options of which only these values are supported.
     update : callable
-        Function of values, gradients, moments, options, steps, and a function that widens an option to the
-        columns; it changes values and moments in place.
+        Function of a group's options, the learning rate's factor, and lists of values, gradients, moments by
+        name and steps; it changes values and moments in place.
     """
 
-    moments: tuple[str, ...]
-    options: tuple[str, ...]
+    moments: Callable[[Mapping[str, Any]], tuple[str, ...]]
     fixed: Mapping[str, Any]
     update: Callable[..., None]
 
 
-def _sgd(values: Any, gradients: Any, moments: Values, options: Values, _steps: Any, wide: Any) -> None:
-    """Step as `torch.optim.SGD`, in its order of operations."""
-    gradients = gradients + wide(options["weight_decay"]) * values
-    momentum, buffer = wide(options["momentum"]), moments["momentum_buffer"]
-    buffer.mul_(momentum).add_(gradients)
-    nesterov = wide(options["nesterov"])
-    # A slice without Nesterov's rule moves by its buffer.
-    values.addcmul_(
-        torch.where(nesterov > 0, gradients + momentum * buffer, buffer), wide(options["lr"]), value=-1
+def _sgd(
+    group: Mapping[str, Any], factor: float, values: Any, gradients: Any, moments: Any, _steps: Any
+) -> None:
+    """Step as `torch.optim.SGD`."""
+    torch._fused_sgd_(
+        *(values, gradients, moments.get("momentum_buffer", [])),
+        lr=float(group["lr"]) * factor,
+        is_first_step=False,
+        **{name: group[name] for name in ("weight_decay", "momentum", "dampening", "nesterov", "maximize")},
     )
 
 
 def _adam(
-    values: Any, gradients: Any, moments: Values, options: Values, steps: Any, wide: Any, *, decoupled: bool
+    group: Mapping[str, Any],
+    factor: float,
+    values: Any,
+    gradients: Any,
+    moments: Any,
+    steps: Any,
+    kernel: Callable[..., None],
 ) -> None:
-    """Step as `torch.optim.Adam` or, with decoupled weight decay, `AdamW`."""
-    rate, decay = options["lr"], options["weight_decay"]
-    if decoupled:
-        values.mul_(wide(1 - rate * decay))
-    else:
-        gradients = gradients + wide(decay) * values
-    first, second = options["beta1"], options["beta2"]
-    mean, square = moments["exp_avg"], moments["exp_avg_sq"]
-    mean.lerp_(gradients, wide(1 - first).expand_as(mean))
-    square.mul_(wide(second)).addcmul_(gradients * wide(1 - second), gradients)
-    root = wide((1 - second**steps).sqrt())
-    values.addcmul_(
-        mean / (square.sqrt() / root + wide(options["eps"])), wide(rate / (1 - first**steps)), value=-1
+    """Step as `torch.optim.Adam` or, with its kernel, `AdamW`."""
+    first, second = group["betas"]
+    kernel(
+        *(values, gradients, moments["exp_avg"], moments["exp_avg_sq"], [], steps),
+        lr=float(group["lr"]) * factor,
+        beta1=float(first),
+        beta2=float(second),
+        **{name: group[name] for name in ("weight_decay", "eps", "amsgrad", "maximize")},
     )
 
 
 _ADAM = partial(
     UpdateRule,
-    ("exp_avg", "exp_avg_sq"),
-    ("lr", "beta1", "beta2", "eps", "weight_decay"),
+    lambda _group: ("step", "exp_avg", "exp_avg_sq"),
     {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False},
 )
+# The kernels of `fused=True`: a stack's optimizers would take longer than its gradients otherwise.
 RULES: Mapping[type, UpdateRule] = {
     torch.optim.SGD: UpdateRule(
-        ("momentum_buffer",),
-        ("lr", "momentum", "nesterov", "weight_decay"),
+        lambda group: ("momentum_buffer",) if group["momentum"] else (),
         {"dampening": 0, "maximize": False, "differentiable": False},
         _sgd,
     ),
-    torch.optim.Adam: _ADAM(partial(_adam, decoupled=False)),
-    torch.optim.AdamW: _ADAM(partial(_adam, decoupled=True)),
+    torch.optim.Adam: _ADAM(partial(_adam, kernel=torch._fused_adam_)),
+    torch.optim.AdamW: _ADAM(partial(_adam, kernel=torch._fused_adamw_)),
 }
 """Rules by class of optimizer."""
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Tensors that a slice's optimizer changes in each step, of one group of parameters.
+
+    Parameters
+    ----------
+    numbers : list of int
+        Numbers of the parameters among all of the slice.
+    moments : dict
+        Lists of tensors of the optimizer's state by name.
+    """
+
+    group: dict[str, Any]
+    numbers: list[int]
+    values: list[torch.Tensor]
+    moments: dict[str, list[torch.Tensor]]
 
 
 @dataclass(eq=False)
@@ -167,9 +183,9 @@ class Slice:
         return torch.as_tensor(loss.detach())
 
     def twin(self) -> Slice:
-        """Return a copy that shares nothing."""
-        parts = copy.deepcopy((self.parts.model, self.parts.optimizer, self.parts.loss))
-        return Slice(Parts(*parts), self.factor, dict(self.random))
+        """Return a copy for gradients alone, which shares nothing."""
+        model, loss = copy.deepcopy((self.parts.model, self.parts.loss))
+        return Slice(replace(self.parts, model=model, loss=loss), self.factor, dict(self.random))
 
     def unfit(self) -> str | None:
         """Return why it cannot be stacked with any other, or None."""
@@ -224,59 +240,48 @@ def _settings(module: torch.nn.Module) -> dict[str, Any]:
 
 
 class Stack:
-    """Slices in the rows of shared matrices; it changes no slice's results but by rounding."""
+    """Slices in the rows of shared tensors; it changes no slice's results but by rounding.
 
-    def __init__(self, slices: Sequence[Slice]) -> None:
+    Parameters
+    ----------
+    as_trial : bool
+        Use copies of their tensors, for gradients that are only compared.
+    """
+
+    def __init__(self, slices: Sequence[Slice], *, as_trial: bool = False) -> None:
         self.slices = tuple(slices)
         first = slices[0]
         self._model, self._loss = first.parts.model, first.parts.loss
-        trained = [list(one.trained.values()) for one in slices]
-        self._names, self._shapes = list(first.trained), [one.shape for one in trained[0]]
-        self._sizes = [one.numel() for one in trained[0]]
         self._rule = RULES[type(first.parts.optimizer)]
-        self._values = _matrix(trained)
-        self._leaves = self._split(self._values)
-        self._moments = {
-            name: _matrix(
-                [[_moment(one, each, name) for each in row] for one, row in zip(slices, trained, strict=True)]
-            )
-            for name in self._rule.moments
+        self._values = {
+            name: torch.stack([one.detach().contiguous() for one in rows]).requires_grad_()
+            for name, rows in _rows([one.trained for one in slices]).items()
         }
         self._constants = {
-            name: torch.stack([one.constants[name].detach() for one in slices]) for name in first.constants
+            name: torch.stack([one.detach() for one in rows])
+            for name, rows in _rows([one.constants for one in slices]).items()
         }
-        steps = [
-            max([0.0, *(float(s.get("step", 0.0)) for s in one.parts.optimizer.state.values())])
-            for one in slices
-        ]
-        self._steps = torch.tensor(steps, dtype=torch.float64, device=self._values.device)[:, None]
-        self._columns = self._groups_of_columns()
+        self._places = self._places_of_tensors()
         self._dropouts = [one.dropouts for one in slices]
         self._calls: dict[Any, list[tuple[int, torch.Tensor]]] = {}
-        self._options: Values | None = None
-        for row, one in enumerate(slices):
+        self._updates: dict[int, list[Updates]] = {}
+        self._steps: dict[int, torch.Tensor] = {}
+        for row, one in enumerate(() if as_trial else slices):
             one.stack = self
-            self._point(one, row)
-
-    def refresh(self) -> None:
-        """Read the options of the optimizers again: a scheduler may have changed them."""
-        self._options = None
+            for name, tensor in one.trained.items():
+                tensor.data, tensor.grad = self._values[name].detach()[row], None
+            for name, tensor in one.constants.items():
+                tensor.data = self._constants[name][row]
 
     def publish(self, member: Slice) -> None:
-        """Show a slice's part of the optimizer's state, as views, in its own optimizer."""
-        row, optimizer = self.slices.index(member), member.parts.optimizer
-        taken = float(self._steps[row])
-        if not taken:
+        """Write a slice's number of steps into the state of its own optimizer."""
+        row = self.slices.index(member)
+        if row not in self._steps:
             return
         kind = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-        moments = {name: self._row(matrix, row) for name, matrix in self._moments.items()}
-        numbers = {id(one): number for number, one in enumerate(member.trained.values())}
-        # SGD keeps no state without momentum.
-        groups = (group for group in optimizer.param_groups if group.get("momentum", 1.0) != 0)
-        for one in (each for group in groups for each in group["params"]):
-            state = {name: views[numbers[id(one)]] for name, views in moments.items()}
-            step = {"step": torch.tensor(taken, dtype=kind)} if len(state) > 1 else {}
-            optimizer.state[one] = {**step, **state}
+        for state in member.parts.optimizer.state.values():
+            if "step" in state:
+                state["step"] = self._steps[row].to("cpu", kind, copy=True)
 
     def dissolve(self) -> None:
         """Give all slices tensors of their own again."""
@@ -285,64 +290,129 @@ class Stack:
             one.stack = None
             for tensor in (*one.trained.values(), *one.constants.values()):
                 tensor.data = tensor.data.clone()
-            for state in one.parts.optimizer.state.values():
-                state.update({name: value.clone() for name, value in state.items() if torch.is_tensor(value)})
 
-    def outputs(self, rows: Sequence[int], x: Any) -> list[Any]:
-        """Return the outputs of these slices in an evaluation; x is stacked."""
+    def outputs(
+        self, rows: Sequence[int], x: Any, y: torch.Tensor, scores: Sequence[Mapping[str, Score]]
+    ) -> list[tuple[Any, list[Any]]]:
+        """Return the outputs of these slices in an evaluation, and their scores; x and y are stacked."""
         self._model.eval()
-        taken = self._taker(rows)
-        named = self._named(taken(self._values))
+        named = {name: self._taken(each, rows) for name, each in (self._values | self._constants).items()}
         with torch.no_grad():
-            found = vmap(partial(functional_call, self._model))(
-                {**named, **self._taken_constants(taken)}, (x,)
-            )
-        return [tree_map(lambda tensor, n=number: tensor[n], found) for number in range(len(rows))]
+            found = vmap(self._outputs_of)(list(named.values()), x)
+            outputs = [tree_map(lambda leaf, n=n: leaf[n], found) for n in range(len(rows))]
+            return list(zip(outputs, self._scores(outputs, found, y, scores), strict=True))
+
+    def _scores(
+        self, outputs: Sequence[Any], stacked: Any, y: torch.Tensor, scores: Sequence[Mapping[str, Score]]
+    ) -> list[list[Any]]:
+        """Return the scores of each slice, computed together where ``vmap`` can."""
+        found: list[list[Any]] = [[] for _ in outputs]
+        for name, first in scores[0].items():
+            # Of the loss, a trial step has told that it is that of all.
+            if name == "loss" or _is_one_function([of_one[name] for of_one in scores]):
+                with suppress(Exception):
+                    values = vmap(first)(stacked, y)
+                    for of_one, value in zip(found, values.unbind(), strict=True):
+                        of_one.append(value)
+                    continue
+            for n, of_one in enumerate(found):
+                of_one.append(scores[n][name](outputs[n], y[n]))
+        return found
 
     def train(self, rows: Sequence[int], x: Any, y: Any) -> list[torch.Tensor]:
         """Take a step with these slices; return their losses. Inputs and targets are stacked."""
-        taken = self._taker(rows)
-        values, constants = taken(self._values), self._taken_constants(taken)
-        moments = {name: taken(matrix) for name, matrix in self._moments.items()}
-        steps = taken(self._steps)
+        values = self._values
+        if len(rows) < len(self.slices):
+            values = {name: each.detach()[list(rows)].requires_grad_() for name, each in self._values.items()}
+        constants = {name: self._taken(each, rows) for name, each in self._constants.items()}
         losses, gradients = self.gradients(rows, values, constants, x, y)
-        options = {name: taken(each) for name, each in self._read_options().items()}
         with torch.no_grad():
-            steps += 1
-            self._rule.update(values, gradients, moments, options, steps, self._widened)
-            if len(rows) < len(self.slices):
-                changed = [(self._values, values), (self._steps, steps)]
-                changed += [(self._moments[name], moments[name]) for name in moments]
-                changed += [(self._constants[name], constants[name]) for name in constants]
-                for whole, part in changed:
-                    whole[list(rows)] = part
-        return list(losses)
+            # The kernels take all tensors for contiguous ones.
+            of_slices = zip(*(each.contiguous().unbind() for each in gradients), strict=True)
+            for row, of_slice in zip(rows, of_slices, strict=True):
+                self._update(row, of_slice)
+            for name, each in constants.items():
+                if each is not self._constants[name]:
+                    self._constants[name][list(rows)] = each
+        return list(losses.unbind())
 
     def gradients(
-        self, rows: Sequence[int], values: torch.Tensor, constants: Values, x: Any, y: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return losses and gradients, shapes (slices,) and (slices, columns); buffers change in place."""
+        self, rows: Sequence[int], values: Values, constants: Values, x: Any, y: Any
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+        """Return losses and gradients, each of shape (slices, ...); buffers change in place."""
         if not self._model.training:
             self._model.train()
-        named = self._named(values)
-        losses = vmap(self._loss_of)(named, dict(constants), x, y, self._drawn(rows, x))
-        found = torch.autograd.grad(losses.sum(), list(named.values()))
-        return losses.detach(), torch.cat([each.reshape(len(rows), -1) for each in found], 1)
+        tensors = [*values.values(), *constants.values()]
+        losses = vmap(self._loss_of)(tensors, x, y, self._drawn(rows, x))
+        return losses.detach(), torch.autograd.grad(losses.sum(), list(values.values()))
 
-    def all_rows(self) -> tuple[torch.Tensor, Values]:
+    def all_rows(self) -> tuple[Values, Values]:
         """Return values and constants of all slices."""
         return self._values, self._constants
 
-    def _loss_of(self, trained: Values, constants: Values, x: Any, y: Any, masks: list[torch.Tensor]) -> Any:
+    def _taken(self, stacked: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """Return rows: the tensor itself for all, else a copy of some."""
+        return stacked if len(rows) == len(self.slices) else stacked[list(rows)]
+
+    def _update(self, row: int, gradients: Sequence[torch.Tensor]) -> None:
+        """Take an optimizer's step."""
+        member = self.slices[row]
+        if row not in self._updates:
+            self._updates[row] = self._tensors_of(member)
+            taken = [float(state.get("step", 0.0)) for state in member.parts.optimizer.state.values()]
+            # The kernels want it in this type, and on the device.
+            self._steps[row] = torch.tensor(max(taken, default=0.0), device=gradients[0].device).float()
+        step, factor = self._steps[row], member.factor()
+        step += 1
+        for part in self._updates[row]:
+            chosen = [gradients[number] for number in part.numbers]
+            self._rule.update(part.group, factor, part.values, chosen, part.moments, [step] * len(chosen))
+
+    def _tensors_of(self, member: Slice) -> list[Updates]:
+        """Return what an optimizer changes; states that it lacks begin with zeros, as all rules do."""
+        numbers = {id(one): number for number, one in enumerate(member.trained.values())}
+        optimizer, found = member.parts.optimizer, []
+        for group in optimizer.param_groups:
+            names, moments = self._rule.moments(group), defaultdict(list)
+            for one, name in product(group["params"], names):
+                # Only here: without names, SGD keeps no state.
+                state = optimizer.state[one]
+                kept = state.get(name, torch.zeros(()) if name == "step" else torch.zeros_like(one))
+                state[name] = kept.contiguous()
+                moments[name].append(state[name])
+            values = [one.data for one in group["params"]]
+            found.append(Updates(group, [numbers[id(one)] for one in group["params"]], values, moments))
+        return found
+
+    def _loss_of(self, tensors: list[torch.Tensor], x: Any, y: Any, masks: list[torch.Tensor]) -> Any:
         drawn = iter(masks)
         with self._dropping(lambda _number, values: values * next(drawn)):
-            outputs = functional_call(self._model, {**trained, **constants}, (x,))
+            outputs = self._outputs_of(tensors, x)
         return self._loss(outputs, y)
 
-    def _named(self, values: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return leaves of the parameters, by name."""
-        leaves = self._leaves if values is self._values else self._split(values)
-        return dict(zip(self._names, leaves, strict=True))
+    def _outputs_of(self, tensors: Sequence[torch.Tensor], x: Any) -> Any:
+        """Call the module with other tensors, in the order of their names."""
+        # What `functional_call` does takes as long as the small networks that profit the most.
+        kept = [holder[key] for holder, key, _ in self._places]
+        for holder, key, number in self._places:
+            holder[key] = tensors[number]
+        try:
+            return self._model(x)
+        finally:
+            for (holder, key, _), tensor in zip(self._places, kept, strict=True):
+                holder[key] = tensor
+
+    def _places_of_tensors(self) -> list[tuple[dict[str, Any], str, int]]:
+        """Return where the module holds its tensors, those that it shares more than once."""
+        own = {**self.slices[0].trained, **self.slices[0].constants}
+        numbers = {id(one): number for number, one in enumerate(own.values())}
+        return [
+            (holder, key, numbers[id(tensor)])
+            for module in self._model.modules()
+            for holder in (module._parameters, module._buffers)
+            for key, tensor in holder.items()
+            if tensor is not None
+        ]
 
     @contextmanager
     def _dropping(self, call: Callable[[int, torch.Tensor], torch.Tensor]) -> Iterator[None]:
@@ -375,113 +445,45 @@ class Stack:
             called.append((number, values))
             return values
 
-        tensors = {
-            name: one.clone() for name, one in (self.slices[0].trained | self.slices[0].constants).items()
-        }
+        own = (*self.slices[0].trained.values(), *self.slices[0].constants.values())
         with torch.no_grad(), self._dropping(note):
-            functional_call(self._model, tensors, (x,))
+            self._outputs_of([one.clone() for one in own], x)
         return called
 
-    def _read_options(self) -> Values:
-        """Return the options of all slices, each of shape (slices, groups of parameters)."""
-        if self._options is None:
-            rows = [
-                [_options(group, one.factor()) for group in one.parts.optimizer.param_groups]
-                for one in self.slices
-            ]
-            self._options = {
-                name: torch.tensor(
-                    [[group[name] for group in row] for row in rows],
-                    dtype=torch.float64,
-                    device=self._values.device,
-                )
-                for name in self._rule.options
-            }
-        return self._options
 
-    def _widened(self, option: torch.Tensor) -> torch.Tensor:
-        """Return values by group as values by column, in the parameters' type."""
-        option = option.to(self._values.dtype)
-        return option if self._columns is None else option[:, self._columns]
-
-    def _groups_of_columns(self) -> torch.Tensor | None:
-        """Return the group of parameters of each column; None if there is only one."""
-        groups = self.slices[0].parts.optimizer.param_groups
-        if len(groups) == 1:
-            return None
-        group_of = {id(one): number for number, group in enumerate(groups) for one in group["params"]}
-        numbers = [group_of[id(one)] for one in self.slices[0].trained.values()]
-        device = self._values.device
-        return torch.repeat_interleave(
-            torch.tensor(numbers, device=device), torch.tensor(self._sizes, device=device)
-        )
-
-    def _split(self, matrix: torch.Tensor) -> list[torch.Tensor]:
-        """Return the columns of each parameter as a leaf of shape (slices, ...)."""
-        parts = matrix.detach().split(self._sizes, 1)
-        return [
-            part.unflatten(1, shape or (1,)).reshape(len(matrix), *shape).requires_grad_()
-            for part, shape in zip(parts, self._shapes, strict=True)
-        ]
-
-    def _row(self, matrix: torch.Tensor, row: int) -> list[torch.Tensor]:
-        return [
-            part.view(shape) for part, shape in zip(matrix[row].split(self._sizes), self._shapes, strict=True)
-        ]
-
-    def _point(self, member: Slice, row: int) -> None:
-        """Make a slice's tensors views of its row."""
-        for one, view in zip(member.trained.values(), self._row(self._values, row), strict=True):
-            one.data, one.grad = view, None
-        for name, one in member.constants.items():
-            one.data = self._constants[name][row]
-
-    def _taker(self, rows: Sequence[int]) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return a function that takes rows of a matrix: itself for all, else a copy of some."""
-        return (
-            (lambda matrix: matrix) if len(rows) == len(self.slices) else (lambda matrix: matrix[list(rows)])
-        )
-
-    def _taken_constants(self, taken: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: taken(each) for name, each in self._constants.items()}
+def _is_one_function(functions: Sequence[Any]) -> bool:
+    """Return true for functions of one text, without values of their own."""
+    texts = {getattr(one, "__code__", None) for one in functions}
+    return None not in texts and len(texts) == 1 and all(one.__closure__ is None for one in functions)
 
 
-def _matrix(rows: Iterable[Iterable[torch.Tensor]]) -> torch.Tensor:
-    return torch.stack([torch.cat([one.detach().reshape(-1) for one in row]) for row in rows])
-
-
-def _moment(member: Slice, parameter: torch.Tensor, name: str) -> torch.Tensor:
-    """Return a tensor of an optimizer's state; zeros before its first step, to which all rules are equal."""
-    found = member.parts.optimizer.state.get(parameter, {}).get(name)
-    return torch.zeros_like(parameter) if found is None else found
-
-
-def _options(group: Mapping[str, Any], factor: float) -> dict[str, float]:
-    first, second = group.get("betas", (0.0, 0.0))
-    values = {**group, "beta1": first, "beta2": second, "lr": group["lr"] * factor}
-    return {
-        name: float(value) for name, value in values.items() if isinstance(value, int | float | torch.Tensor)
-    }
+def _rows(slices: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, list[torch.Tensor]]:
+    """Return the tensors of all slices by name."""
+    return {name: [one[name] for one in slices] for name in slices[0]}
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Batch that a network trains, or without targets evaluates, together with others.
+    """Batch that a network trains, or evaluates, together with others.
 
     Parameters
     ----------
     x, y : array
-        Inputs and targets; y is None in an evaluation.
+        Inputs and targets.
+    scores : mapping of str to callable, or None
+        Scores of an evaluation; None: the network is trained.
     """
 
     network: FusedNetwork
     x: Any
-    y: Any = None
+    y: Any
+    scores: Mapping[str, Score] | None = None
 
     @property
     def form(self) -> tuple[Any, ...]:
         """Kind and shapes: works of one form make one computation."""
-        return tuple((part.shape, part.dtype) for part in (self.x, self.y) if part is not None)
+        names = None if self.scores is None else tuple(self.scores)
+        return names, *((part.shape, part.dtype) for part in (self.x, self.y))
 
 
 class FusedNetwork(TorchNetwork):
@@ -498,8 +500,6 @@ class FusedNetwork(TorchNetwork):
         if self._compiled:
             with self.slice.own_random():
                 return self.train(batches)
-        if self.slice.stack:
-            self.slice.stack.refresh()
         data, losses, counts = self._data(batches), [], []
         for x, y in data:
             data.loss = yield Work(self, x, y)
@@ -514,11 +514,13 @@ class FusedNetwork(TorchNetwork):
         """Evaluate as `evaluate` does; yield each batch, and get its outputs."""
         return (yield from self._evaluating(batches))
 
-    def _outputs(self, samples: Samples, count: int) -> Generator[Work, Any, tuple[Any, torch.Tensor]]:
+    def _scored(
+        self, samples: Samples, count: int, scores: Mapping[str, Score]
+    ) -> Generator[Work, Any, tuple[Any, list[Any]]]:
         if self._compiled:
-            return (yield from super()._outputs(samples, count))
-        outputs = yield Work(self, samples[0])
-        return outputs, self._tensors(samples[1:])[0]
+            return (yield from super()._scored(samples, count, scores))
+        found: tuple[Any, list[Any]] = yield Work(self, *samples, scores)
+        return found
 
     def _data(self, batches: Batches) -> TrainingData:
         """Return the batches as arrays: those of several members go to the device together."""
@@ -526,9 +528,8 @@ class FusedNetwork(TorchNetwork):
         return TrainingData(batches, rows, on_batch=self._batch_callback(batches))
 
     def tensors(self, works: Sequence[Work]) -> tuple[Any, ...]:
-        """Return inputs and, of training, targets of works of one form, stacked on the device."""
-        parts = [[work.x for work in works], [work.y for work in works if work.y is not None]]
-        return self._tensors([np.stack(part) for part in parts if part])
+        """Return inputs and targets of works of one form, stacked on the device."""
+        return self._tensors([np.stack([work.x for work in works]), np.stack([work.y for work in works])])
 
     def _state(self) -> dict[str, Any]:
         if self.slice.stack:
@@ -543,7 +544,7 @@ class FusedNetwork(TorchNetwork):
 
 
 class Widths:
-    """Choice of the number of slices in a stack, by the time of real steps."""
+    """Choice of the number of slices in a stack, by the time of real steps of members of one program."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, list[float]] = defaultdict(list)
@@ -551,33 +552,50 @@ class Widths:
     def next(self, members: int) -> int:
         """Return the width for the next step of so many members: one to be tried, or the best."""
         # In turns, so that a load on the machine slows all alike.
-        least = min(self._widths(members), key=lambda width: len(self._seconds[width]))
-        return least if len(self._seconds[least]) < TRIES else self.best(members)
+        least = min(self._tried(members), key=lambda width: len(self._seconds[width]))
+        return least if not self._is_timed(least) else self.best(members)
 
     def is_known(self, members: int) -> bool:
-        """Return true if all widths for so many members have been tried."""
-        return all(len(self._seconds[width]) >= TRIES for width in self._widths(members))
+        """Return true if all widths that may be the best for so many members have been tried."""
+        return all(map(self._is_timed, self._tried(members)))
 
     def best(self, members: int) -> int:
         """Return the width with the highest rate; 1 if none is better than members alone."""
-        least = {w: min(found[1:]) for w in self._widths(members) if len(found := self._seconds[w]) > 1}
-        if not least or 1 not in least:
-            return 1
-        best = min(least, key=least.__getitem__)
-        return best if least[best] * LEAST_GAIN < least[1] else 1
+        least = {width: self._least(width) for width in self._tried(members) if self._is_timed(width)}
+        best = min(least, key=least.__getitem__, default=1)
+        return best if 1 in least and least[best] * LEAST_GAIN < least[1] else 1
 
     def rates(self) -> dict[int, float]:
         """Return the steps per second of all members together by width, as measured."""
-        return {width: 1 / min(found[1:]) for width, found in self._seconds.items() if len(found) > 1}
+        return {width: 1 / self._least(width) for width in sorted(self._seconds) if self._is_timed(width)}
 
     def note(self, width: int, members: int, seconds: float) -> None:
         """Record the time of a step of all members."""
         self._seconds[width].append(seconds / members)
 
-    @staticmethod
-    def _widths(members: int) -> list[int]:
-        """Return the powers of two up to the first that is no less than the members."""
-        return [2**power for power in range((members - 1).bit_length() + 1)]
+    def _tried(self, members: int) -> list[int]:
+        """Return 1, the width of all members, and half of it again and again while that is faster."""
+        width = 2 ** (members - 1).bit_length()
+        tried = [1, width] if members > 1 else [1]
+        while all(map(self._is_timed, tried)) and width > 2:
+            if len(tried) > 2 and self._least(width) >= self._least(2 * width):
+                break
+            width //= 2
+            tried.append(width)
+        return tried
+
+    def _is_timed(self, width: int) -> bool:
+        return len(self._seconds[width]) >= TRIES
+
+    def _least(self, width: int) -> float:
+        # The first step also allocates; the least is the one that other work has disturbed the least.
+        return min(self._seconds[width][1:])
+
+
+@lru_cache(maxsize=64)
+def widths_of(_program: str, _form: tuple[Any, ...]) -> Widths:
+    """Return what this process has measured of members of one program, with batches of one form."""
+    return Widths()
 
 
 class TorchFusedSteps(FusedSteps):
@@ -585,7 +603,7 @@ class TorchFusedSteps(FusedSteps):
 
     def __init__(self) -> None:
         super().__init__()
-        self._widths = Widths()
+        self._widths: Widths | None = None
         self._stacks: list[Stack] = []
         self._tried: dict[str, Slice] = {}
 
@@ -595,27 +613,45 @@ class TorchFusedSteps(FusedSteps):
             self.refused[name] = reason
 
     def run(self, works: Mapping[str, Work]) -> dict[str, Any]:
-        """Do the works of all members, each one's next batch; return losses and outputs, or errors."""
-        for name, work in works.items():
-            if work.y is not None and name not in self._tried:
-                self._admit(name, work)
+        """Do the works of all members, each one's next batch; return their results, or errors.
+
+        The result of a training step is a loss; that of an evaluation outputs and a list of scores.
+        """
+        if new := {name: work for name, work in works.items() if name not in self._tried and not work.scores}:
+            self._admit(new)
         fused = {
             name: work for name, work in works.items() if name in self._tried and name not in self.refused
         }
         members = len(fused)
-        is_step = len({work.form for work in works.values()}) == 1 and members > 1 and self._trains(works)
-        is_timed = is_step and not self._widths.is_known(members)
-        if is_step or not self._stacks:
-            self._arrange(fused, self._widths.next(members) if is_step else 1)
-        else:
-            self._arrange(fused, max(len(stack.slices) for stack in self._stacks))
+        is_step = members > 1 and all(work.scores is None for work in works.values())
+        is_step = is_step and len({work.form for work in works.values()}) == 1
+        if not is_step:
+            self._arrange(fused, max([1, *(len(stack.slices) for stack in self._stacks)]))
+            return self._results(works, fused)
+        widths = self._widths_of(next(iter(fused.values())))
+        width, is_timed = widths.next(members), not widths.is_known(members)
+        self._arrange(fused, width)
         began = _time(is_timed)
-        results = self._computed(fused)
-        alone = {name: work for name, work in works.items() if name not in results}
-        results |= {name: _alone(work) for name, work in alone.items()}
+        results = self._results(works, fused)
         if is_timed:
-            self._note(fused, _time(is_timed) - began)
+            widths.note(width, members, _time(is_timed) - began)
+            if widths.is_known(members):
+                rates = ", ".join(f"{width}: {rate:.0f}" for width, rate in widths.rates().items())
+                print(f"steps/s of all members by the number of fused ones: {rates}", flush=True)
+        if widths.is_known(members) and widths.best(members) == 1:
+            self.refused.update(dict.fromkeys(list(fused)[1:], "fused members are no faster"))
         return results
+
+    def _results(self, works: Mapping[str, Work], fused: Mapping[str, Work]) -> dict[str, Any]:
+        """Return the results of all works, of those that may be together, as they are now stacked."""
+        results = self._computed(fused)
+        return results | {name: _alone(work) for name, work in works.items() if name not in results}
+
+    def _widths_of(self, work: Work) -> Widths:
+        """Return what is known about the members' program; the process keeps it for later ones."""
+        if self._widths is None:
+            self._widths = widths_of(str(work.network.slice.program), work.form)
+        return self._widths
 
     def leave(self, name: str, network: FusedNetwork) -> None:
         """Let a member go: its tensors become its own again."""
@@ -624,28 +660,14 @@ class TorchFusedSteps(FusedSteps):
         self._tried.pop(name, None)
         self.refused.pop(name, None)
 
-    @staticmethod
-    def _trains(works: Mapping[str, Work]) -> bool:
-        return all(work.y is not None for work in works.values())
-
-    def _admit(self, name: str, work: Work) -> None:
-        """Try a member's first step beside another's."""
-        own = work.network.slice
-        like = next((one for other, one in self._tried.items() if other not in self.refused), own)
-        if name not in self.refused and (reason := different(like, work)):
-            self.refused[name] = reason
-        self._tried[name] = own
-
-    def _note(self, fused: Mapping[str, Work], seconds: float) -> None:
-        """Record the time of a step; once all widths are known, let members alone if that is as fast."""
-        members = len(fused)
-        self._widths.note(self._widths.next(members), members, seconds)
-        if not self._widths.is_known(members):
-            return
-        rates = ", ".join(f"{width}: {rate:.0f}" for width, rate in self._widths.rates().items())
-        print(f"steps/s of all members by the number of fused ones: {rates}", flush=True)
-        if self._widths.best(members) == 1:
-            self.refused.update(dict.fromkeys(list(fused)[1:], "fused members are no faster"))
+    def _admit(self, new: Mapping[str, Work]) -> None:
+        """Try the first steps of members, beside another's if there is one."""
+        like = next((one for other, one in self._tried.items() if other not in self.refused), None)
+        works = {name: work for name, work in new.items() if name not in self.refused}
+        if works:
+            like = like or next(iter(works.values())).network.slice
+            self.refused.update(different(like, works))
+        self._tried |= {name: work.network.slice for name, work in new.items()}
 
     def _arrange(self, fused: Mapping[str, Work], width: int) -> None:
         """Form stacks of up to `width` slices, as equal as possible; a slice alone is in none."""
@@ -670,11 +692,12 @@ class TorchFusedSteps(FusedSteps):
             if stack := work.network.slice.stack:
                 by_form[stack, work.form][name] = work
         for (stack, _), group in by_form.items():
-            rows = [stack.slices.index(work.network.slice) for work in group.values()]
             works = list(group.values())
+            rows = [stack.slices.index(work.network.slice) for work in works]
             try:
                 given = works[0].network.tensors(works)
-                results = stack.train(rows, *given) if len(given) > 1 else stack.outputs(rows, *given)
+                scores = [work.scores for work in works]
+                results = stack.outputs(rows, *given, scores) if scores[0] else stack.train(rows, *given)
             except Exception as error:
                 # No weight has changed yet: each goes on alone, where the error is its own if it comes again.
                 self.refused.update(dict.fromkeys(group, _in_short(error)))
@@ -685,30 +708,66 @@ class TorchFusedSteps(FusedSteps):
         return found
 
 
-def different(like: Slice, work: Work) -> str | None:
-    """Return why a network cannot be stacked with another, by one step of copies of both; None if it can."""
-    own = work.network.slice
-    if reason := own.unfit():
-        return reason
-    for what, program in own.program.items():
-        if program != like.program[what]:
-            return f"its {what} differ from those of the others"
+def different(like: Slice, works: Mapping[str, Work]) -> dict[str, str]:
+    """Return which networks cannot be stacked with another, and why, by one step of all that changes none."""
+    found: dict[str, str] = {}
+    by_form: dict[Any, dict[str, Work]] = defaultdict(dict)
+    for name, work in works.items():
+        own = work.network.slice
+        others = (what for what, program in own.program.items() if program != like.program[what])
+        if reason := own.unfit() or next(
+            (f"its {what} differ from those of the others" for what in others), None
+        ):
+            found[name] = reason
+        else:
+            by_form[work.form][name] = work
+    for group in by_form.values():
+        found |= _different_results(like, group)
+    return found
+
+
+def _different_results(like: Slice, works: Mapping[str, Work]) -> dict[str, str]:
+    """Return which networks get other gradients in a stack than alone; all works have one form."""
+    given = list(works.values())
+    slices = [like, *(work.network.slice for work in given)]
+    random = [one.random for one in slices]
     try:
-        alone, stack = own.twin(), Stack([like.twin(), own.twin()])
-        x, y = work.network.tensors([work, work])
-        losses, gradients = stack.gradients((0, 1), *stack.all_rows(), x, y)
-        x, y = (tree_map(lambda leaf: leaf[0], given) for given in (x, y))
-        with alone.own_random():
-            loss = alone.parts.loss(alone.parts.model.train()(x), y)
-            expected = torch.cat(
-                [g.reshape(-1) for g in torch.autograd.grad(loss, list(alone.trained.values()))]
-            )
+        stack = Stack(slices, as_trial=True)
+        x, y = given[0].network.tensors([given[0], *given])
+        losses, gradients = stack.gradients(range(len(slices)), *stack.all_rows(), x, y)
     except Exception as error:
-        # Whatever vmap or a copy cannot do: alone, the member may well train.
+        # Whatever vmap or a copy cannot do: alone, the member may well train. Which one is it?
+        if len(works) == 1:
+            return dict.fromkeys(works, _in_short(error))
+        alone = ({name: work} for name, work in works.items())
+        return {name: why for one in alone for name, why in _different_results(like, one).items()}
+    finally:
+        for one, state in zip(slices, random, strict=True):
+            one.random = state
+    reasons = {}
+    for row, (name, work) in enumerate(works.items(), start=1):
+        stacked = [losses[row], *(each[row] for each in gradients)]
+        constants = [each[row] for each in stack.all_rows()[1].values()]
+        if reason := _different_alone(
+            work, tree_map(lambda leaf, n=row: leaf[n], (x, y)), stacked, constants
+        ):
+            reasons[name] = reason
+    return reasons
+
+
+def _different_alone(
+    work: Work, batch: tuple[Any, torch.Tensor], stacked: list[torch.Tensor], constants: list[torch.Tensor]
+) -> str | None:
+    """Compare loss, gradients and buffers of a stack with those of a member alone."""
+    alone = work.network.slice.twin()
+    try:
+        with alone.own_random():
+            loss = alone.parts.loss(alone.parts.model.train()(batch[0]), batch[1])
+            expected = [loss.detach(), *torch.autograd.grad(loss, list(alone.trained.values()))]
+    except Exception as error:
         return _in_short(error)
-    most = TOLERANCES.get(expected.dtype, 0.1)
-    pairs = [(losses[1], loss.detach()), (gradients[1], expected)]
-    pairs += [(stack.slices[1].constants[name], one) for name, one in alone.constants.items()]
+    most = TOLERANCES.get(expected[0].dtype, 0.1)
+    pairs = zip([*stacked, *constants], [*expected, *alone.constants.values()], strict=True)
     # NaN is no difference: a member that diverges does so alone, too.
     if any(
         (one - other).norm() > most * (other.norm() + most)
@@ -730,11 +789,12 @@ def _alone(work: Work) -> Any:
     """Return the result, or the error, of a member's work for itself."""
     own = work.network.slice
     try:
-        x, *y = (tree_map(lambda leaf: leaf[0], given) for given in work.network.tensors([work]))
-        if y:
-            return own.step(x, *y)
+        x, y = (tree_map(lambda leaf: leaf[0], given) for given in work.network.tensors([work]))
+        if work.scores is None:
+            return own.step(x, y)
         with torch.no_grad(), own.own_random():
-            return own.parts.model.eval()(x)
+            outputs = own.parts.model.eval()(x)
+            return outputs, [score(outputs, y) for score in work.scores.values()]
     except Exception as error:
         return error
 
@@ -744,7 +804,9 @@ def _in_short(error: Exception) -> str:
 
 
 def _time(timed: bool) -> float:
-    """Return the time once the GPU has done its work, if it counts."""
+    """Return the time that a step takes as far as other work on the machine does not change it."""
     if timed and torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter()
+    # A thread of its own for each core makes CPU time meaningless.
+    is_lone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+    return time.thread_time() if is_lone else time.perf_counter()

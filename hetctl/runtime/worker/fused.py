@@ -13,10 +13,9 @@ from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import keep_orders
 from hetctl.runtime.frameworks import FusedSteps
 from hetctl.runtime.job_logs import append
-from hetctl.runtime.worker.async_checkpoint import OnSaved
 from hetctl.runtime.worker.checkpoint import Arrays
 from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.member_trainer import Steps, random_state, set_random_state
+from hetctl.runtime.worker.member_trainer import Steps, random_state
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import report_failure
 from hetctl.runtime.worker.training import (
@@ -42,9 +41,8 @@ class FusedTrainer(Trainer):
         super()._restore_generators(arrays)
         self._random = random_state()
 
-    def _save(self, report: OnSaved) -> None:
-        set_random_state(self._random)
-        super()._save(report)
+    def _random_state(self) -> Any:
+        return self._random
 
 
 @dataclass

@@ -190,7 +190,7 @@ class Trainer(MemberTrainer):
         self.network.end_epoch(metrics)
 
     def _save(self, report: OnSaved) -> None:
-        self.state = replace(self.state, random_state=random_state())
+        self.state = replace(self.state, random_state=self._random_state())
         of_ranks = self._states_of_others()
         predictions = {} if self.state.part_samples else self.network.predictions()
         if self.group.rank != 0 and not self.member.shard:
@@ -203,6 +203,10 @@ class Trainer(MemberTrainer):
         if self.accesses is not None:
             arrays.update({f"{ACCESSES}{name}": array for name, array in self.accesses.save().items()})
         self._saver.save(arrays, self.state, report)
+
+    def _random_state(self) -> Any:
+        """Return the states of the process's generators, as `random_state`."""
+        return random_state()
 
     def _states_of_others(self) -> dict[str, npt.NDArray[Any]]:
         """Return, on rank 0, the states of the other ranks' generators; all ranks call it."""

@@ -98,11 +98,26 @@ def together(trainings, networks, steps=None):
     return found
 
 
+class Fixed(Widths):
+    def __init__(self, width):
+        super().__init__()
+        self._width = width
+
+    def next(self, _members):
+        return self._width
+
+    def is_known(self, _members):
+        return True
+
+    def best(self, _members):
+        return self._width
+
+
 def assert_as_alone(configs, last=EPOCHS, tolerance=1e-12, widths=None):
     networks = {n: built(config, n, FRAMEWORK.build_fused) for n, config in enumerate(configs)}
     steps = FRAMEWORK.fused_steps()
     if widths:
-        steps._widths.next = lambda _members: widths
+        steps._widths = Fixed(widths)
     found = together({n: epochs_of(net, n, last=last) for n, net in networks.items()}, networks, steps)
     for number, config in enumerate(configs):
         alone = built(config, number, FRAMEWORK.build)
@@ -148,7 +163,7 @@ def test_a_member_joins_and_another_leaves_and_no_one_notices():
     configs = [{"rule": ADAM, "options": {"lr": 0.01}, "dropout": 0.2} for _ in range(3)]
     networks = {n: built(config, n, FRAMEWORK.build_fused) for n, config in enumerate(configs)}
     steps, lengths = FRAMEWORK.fused_steps(), {0: 4, 1: 6, 2: 2}
-    steps._widths.next = lambda _members: 4
+    steps._widths = Fixed(4)
     trainings = {n: epochs_of(networks[n], n, last=last) for n, last in lengths.items()}
     late, first = trainings.pop(1), trainings[0]
 
@@ -189,7 +204,7 @@ def test_a_checkpoint_goes_on_fused_or_not(first_fused):
         trainings = {n: epochs_of(network, n, first, last) for n, network in networks.items()}
         if fused:
             steps = FRAMEWORK.fused_steps()
-            steps._widths.next = lambda _members: 2
+            steps._widths = Fixed(2)
             found = together(trainings, networks, steps)[0]
         else:
             found = finished(trainings[0])
@@ -267,5 +282,13 @@ def test_the_fastest_width_is_chosen_and_none_that_is_slower_than_alone():
         while not widths.is_known(12):
             tried.append(width := widths.next(12))
             widths.note(width, 12, 12 * seconds[width] * (gain if width > 1 else 1))
-        assert tried == [*seconds] * TRIES
+        assert tried == [1, 16] * TRIES + [8] * TRIES + [4] * TRIES + [2] * TRIES
         assert (widths.next(12), widths.next(3)) == (best, min(best, 4))
+
+
+def test_no_width_is_tried_below_one_that_is_slower():
+    widths, seconds = Widths(), {1: 1.0, 16: 0.3, 8: 0.4}
+    while not widths.is_known(16):
+        width = widths.next(16)
+        widths.note(width, 16, 16 * seconds[width])
+    assert (widths.best(16), [*widths.rates()]) == (16, [1, 8, 16])
