@@ -147,10 +147,8 @@ def repository(tmp_path) -> Iterator[Repository]:
     path = tmp_path / "repository"
     path.mkdir()
     for name in COPIED:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-        copy(ROOT / name, path / name)
-    for name, folder in (("hetctl_templates", "templates"), ("hetctl_site_configs", "site-configs")):
-        (path / name).symlink_to(folder)
+        # Not copytree(), which would follow the links to templates and site-configs.
+        subprocess.run(["cp", "-a", ROOT / name, path / name], check=True)
     made = Repository(path)
     assert made.run("python -c 'import hetctl; print(hetctl.__file__)'") == f"{path}/hetctl/__init__.py\n"
     yield made

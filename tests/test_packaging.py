@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -25,7 +26,7 @@ from pathlib import Path
 from hetctl.inputs.site_file import list_sites
 from hetctl.app.project import examples
 print(Path(hetctl.__file__).parent.parent)
-names = [path.name for path in resources.files("hetctl_templates").iterdir()]
+names = [path.name for path in (resources.files("hetctl") / "templates").iterdir()]
 print(sorted(name for name in names if name.endswith(".j2")))
 print([name for name, _ in list_sites(project=None, home=None)])
 print(examples())
@@ -45,7 +46,7 @@ def distributions(tmp_path_factory):
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).exists():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
+            shutil.copy(ROOT / name, source / name, follow_symlinks=False)
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
     done = subprocess.run(build, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -99,7 +100,8 @@ def test_the_sdist_holds_what_the_wheel_holds(distributions):
         files = {name.partition("/")[2] for name in archive.getnames()}
     assert modules <= files
     assert {"hetctl/reports/page.html.j2", "hetctl/py.typed"} <= modules
-    assert {"LICENSE", "README.md", "setup.py", "templates/base.sh.j2", "site-configs/local.yaml"} <= files
+    assert {"hetctl/templates/base.sh.j2", "hetctl/site-configs/local.yaml"} <= modules
+    assert {"LICENSE", "README.md", "setup.py"} <= files
 
 
 def test_the_plain_install_is_light(distributions):

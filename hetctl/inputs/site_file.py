@@ -165,8 +165,7 @@ class _SiteSearch:
 
     def files(self) -> dict[str, list[Path]]:
         """Return all files of each name, the one of highest precedence first."""
-        # The folder `site-configs` at the top level is installed as a package of its own under this name.
-        folders = [Path(str(resources.files("hetctl_site_configs")))]
+        folders = [Path(str(resources.files("hetctl") / FOLDER))]
         if self.home is not None:
             folders.insert(0, self.home / ".config" / "hetctl" / FOLDER)
         if self.project is not None:

@@ -139,7 +139,7 @@ def render_job(job: JobScript, template_folders: Sequence[Path] = ()) -> str:
     """
     _check(job)
     name = job.site.template or f"{job.site.batch_system}.sh.j2"
-    folders = [*map(str, template_folders), str(importlib.resources.files("hetctl_templates"))]
+    folders = [*map(str, template_folders), str(importlib.resources.files("hetctl") / "templates")]
     try:
         return _environment(folders).get_template(name).render(_values(job))
     except TemplateNotFound as error:
