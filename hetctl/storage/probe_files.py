@@ -30,6 +30,26 @@ class ProbeOrder:
 
 
 @dataclass(frozen=True)
+class StartCost:
+    """Measured costs of the start of a node's agent.
+
+    Parameters
+    ----------
+    import_s, cpu_s : float
+        Time of the import of the framework, and the CPU's part of it, in seconds.
+    files : int
+        Number of files of all installed packages.
+    unpack_s : float
+        Time to write as many files of their sizes to the node's `stage_folder`, in seconds.
+    """
+
+    import_s: float
+    cpu_s: float
+    files: int
+    unpack_s: float
+
+
+@dataclass(frozen=True)
 class RankReport:
     """Observations of one rank.
 
@@ -39,12 +59,15 @@ class RankReport:
         Number of the rank's GPU or slot.
     visible : str or None
         Value of the site's variable of visible devices; None if it is not set.
+    start : StartCost or None
+        Costs of the start of its node's agent, of one rank of a node; None where they are not known.
     """
 
     node: str
     gpu: int
     visible: str | None
     cores: tuple[int, ...]
+    start: StartCost | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import time
@@ -29,7 +30,15 @@ from hetctl.runtime.frameworks import NCCL
 from hetctl.runtime.worker.measuring.all_reduce import GB, AllReduce, RankTime, speed_of
 from hetctl.storage.atomic_io import make_private_folder, read_json, write_json
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.probe_files import END_FILE, ORDER_FILE, REPAIR, ProbeEnd, ProbeOrder, RankReport
+from hetctl.storage.probe_files import (
+    END_FILE,
+    ORDER_FILE,
+    REPAIR,
+    ProbeEnd,
+    ProbeOrder,
+    RankReport,
+    StartCost,
+)
 
 T = TypeVar("T")
 
@@ -166,6 +175,8 @@ def job_checks(
         yield gpu_check(site, reports)
         if site.gpu_cores:
             yield cores_check(site, reports)
+    if costs := [report.start for report in reports if report.start]:
+        yield start_check(site, len(end.nodes), costs)
     if len(end.nodes) > 1 and LAUNCHERS[site.launcher].leaders:
         yield mpi_check(site, end, leaders_said)
 
@@ -180,6 +191,25 @@ def launch_check(site: Site, end: ProbeEnd, reports: Sequence[RankReport], error
     ending = "they hung" if end.exit_code is None else f"exit code {end.exit_code}"
     fix = f"check `launcher`, cores_per_node and memory_per_node: {error_tail}"
     return CheckResult("launch", CheckStatus.FAILED, f"{found}; {ending}", fix)
+
+
+def start_check(site: Site, nodes: int, costs: Sequence[StartCost]) -> CheckResult:
+    """Say from how many nodes on an archive of the environment starts agents sooner.
+
+    An import takes its CPU time and waits for the file system, where the files of all nodes come one after
+    another; unpacking takes each node as long on its own disk.
+    """
+    slowest = max(costs, key=lambda cost: cost.import_s)
+    wait_s, unpack_s = slowest.import_s - slowest.cpu_s, max(cost.unpack_s for cost in costs)
+    found = (
+        f"the framework is imported in {slowest.import_s:.1f} s, {wait_s:.1f} of them waiting for files;"
+        f" {slowest.files} files take {unpack_s:.1f} s to unpack in {site.stage_folder}"
+    )
+    if site.stage or wait_s * site.nodes <= unpack_s * nodes:
+        return CheckResult("start", CheckStatus.OK, found)
+    least = max(1, math.ceil(nodes * unpack_s / wait_s))
+    fix = f"set `stage` in the site file for jobs of {least} nodes and more (docs/sites.md)"
+    return CheckResult("start", CheckStatus.WARNING, found, fix)
 
 
 def mpi_check(site: Site, end: ProbeEnd, error_tail: str) -> CheckResult:

@@ -31,7 +31,7 @@ from hetctl.model.job import JobState, JobStatus
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.worker.measuring.all_reduce import AllReduce, RankTime
-from hetctl.storage.probe_files import GroupEnd, ProbeEnd, RankReport
+from hetctl.storage.probe_files import GroupEnd, ProbeEnd, RankReport, StartCost
 
 OK, WARNING, FAILED = CheckStatus.OK, CheckStatus.WARNING, CheckStatus.FAILED
 SITE = Site("lab", "slurm", "srun", 4, 2, 8, 6000 * 2**20, (Queue("main", 4, 3600), Queue("long", 2, None)))
@@ -199,6 +199,19 @@ ALL = reports("0,1", "0,1", "0,1", "0,1")
 def test_what_ranks_and_leaders_see(end, seen, outcomes):
     found = {one.name: one.status for one in job_checks(SITE, end, seen, "srun: error: x", "")}
     assert found == outcomes
+
+
+def test_an_archive_is_advised_where_many_nodes_would_wait_longer_than_they_unpack():
+    seen = [replace(rank, start=StartCost(5.0, 3.0, 40_000, 10.0)) for rank in ALL]
+
+    def start(**keys):
+        site = replace(SITE, **keys)
+        return next(one for one in job_checks(site, END, seen, "", "") if one.name == "start")
+
+    # Two nodes wait for 2 s, twenty for up to 20 s.
+    assert [start(nodes=nodes).status for nodes in (4, 10, 11)] == [OK, OK, WARNING]
+    assert "jobs of 10 nodes and more" in start(nodes=11).hint
+    assert start(nodes=11, stage="env.tar.zst").status == OK
 
 
 def test_ranks_off_the_cores_of_their_gpus_are_found():

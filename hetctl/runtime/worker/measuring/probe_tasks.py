@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import distributions
 from pathlib import Path
 
 from hetctl.model.serialization import encode
 from hetctl.runtime.agent.binding import GPU, Binding
 from hetctl.runtime.agent.gpus import active_links, gpus_of_node, visible_gpus
+from hetctl.runtime.agent.rank_template import import_times
+from hetctl.runtime.data.partition_folder import path_on_node
 from hetctl.runtime.frameworks import NCCL, Framework, load_framework
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend, join_group
 from hetctl.runtime.worker.measuring.all_reduce import SIZE_BYTES, RankTime
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.storage.atomic_io import write_json
-from hetctl.storage.probe_files import RankReport, read_order
+from hetctl.storage.probe_files import RankReport, StartCost, read_order
 
 BYTES_PER_NUMBER = 4
 WARM_UPS, TIMED = 2, 9
 SEED = 0
+SAMPLE_FILES = 200
+"""Files written to tell how long those of an environment would take."""
 DIRECT_IS_OFF = "NCCL_P2P_DISABLE"
 """Variable that, set to 1, disables direct transfers between GPUs in NCCL."""
 
@@ -38,9 +44,27 @@ def report_node(assignment: Assignment, context: WorkerContext) -> None:
     )
     binding = context.binding
     visible = os.environ.get(site.visible_devices) if site.device == GPU else None
-    report = RankReport(binding.node, binding.gpu, visible, tuple(sorted(os.sched_getaffinity(0))))
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    start = _start_cost(path_on_node(site.stage_folder)) if binding.gpu == 0 else None
+    report = RankReport(binding.node, binding.gpu, visible, cores, start)
     write_json(folder / f"rank-{assignment.rank_info.rank:04d}.json", encode(report))
     context.group.barrier_and_close()
+
+
+def _start_cost(folder: Path) -> StartCost | None:
+    """Return the costs of this node's start; None if nothing can be written to the folder."""
+    # The lists of the packages have the sizes: no file is looked at.
+    sizes = [file.size or 0 for package in distributions() for file in package.files or ()]
+    content = bytes(sum(sizes) // max(1, len(sizes)))
+    try:
+        with tempfile.TemporaryDirectory(prefix="hetctl-", dir=folder) as name:
+            began = time.monotonic()
+            for number in range(SAMPLE_FILES):
+                (Path(name) / str(number)).write_bytes(content)
+            each_s = (time.monotonic() - began) / SAMPLE_FILES
+    except OSError:
+        return None
+    return StartCost(import_times["wall"], import_times["cpu"], len(sizes), each_s * len(sizes))
 
 
 def time_all_reduce(assignment: Assignment, context: WorkerContext) -> None:
