@@ -20,7 +20,7 @@ FOREMOST = ("failed", "training", "waiting", "paused", "converged", "stopped", "
 """States of members, the most important to show first."""
 ORDERS = ("state", "name", "epochs", "best")
 """Orders of members that a live table has."""
-MOST_MEMBERS = 200
+MOST_MEMBERS = 100
 """Largest number of members that are shown."""
 
 

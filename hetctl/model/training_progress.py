@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, overload
+from typing import Any, SupportsBytes, overload
 from zlib import compress, decompress
 
 from hetctl.model.serialization import OMITTED
@@ -481,6 +481,11 @@ class EpochHistory(Sequence[EpochResult]):
         rates = [[*key, newest] for key, newest in self.rates.items()]
         return [self._count, rates, list(self.overheads_s.items())]
 
+    def loaded(self) -> EpochHistory:
+        """Return this history, of which nothing is left to read from a file."""
+        self._packed = self._packed and bytes(self._packed)
+        return self
+
     def packed(self) -> bytes:
         """Return the rest as one line of text."""
         if self._packed is None:
@@ -494,8 +499,8 @@ class EpochHistory(Sequence[EpochResult]):
         return bytes(self._packed)
 
     @classmethod
-    def from_row(cls, row: Sequence[Any], packed: bytes | memoryview) -> EpochHistory:
-        """Return the history with this `row` and `packed`."""
+    def from_row(cls, row: Sequence[Any], packed: memoryview | SupportsBytes) -> EpochHistory:
+        """Return the history with this `row` and `packed`, which `bytes` reads on first use."""
         made = cls.__new__(cls)
         made._count, rates, overheads_s = row
         made.rates = {(gpu_type, gpus, size): tuple(newest) for gpu_type, gpus, size, newest in rates}

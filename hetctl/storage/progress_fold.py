@@ -32,7 +32,7 @@ from hetctl.model.training_progress import (
 )
 from hetctl.storage.event_log import EventLog
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.snapshot import Lines, OrderedFold, Row, from_row, row_of, with_fields
+from hetctl.storage.snapshot import Line, Lines, OrderedFold, Row, from_row, row_of, with_fields
 
 LARGEST = 2**62
 """Numbers of a line above it are corrupt."""
@@ -90,7 +90,7 @@ class ProgressFold:
     ----------
     rows : mapping of str to Row
         Earlier result of `rows`, to continue from.
-    lines : mapping of str to bytes
+    lines : mapping of str to Line
         Earlier result of `lines`.
     """
 
@@ -182,7 +182,7 @@ class ProgressFold:
         return self._folds[name]
 
 
-def _progress_in(row: Row, line: bytes | memoryview) -> Progress:
+def _progress_in(row: Row, line: Line) -> Progress:
     *_, history, (member, *others, unfit, restarts_s) = row
     # JSON has no tuples: with a list, this progress would differ from one folded from all events.
     tuples = tuple(map(tuple, unfit)), tuple(restarts_s)

@@ -42,6 +42,13 @@ class RunState:
 
     With a valid snapshot only the later events are read; if the snapshot turns out to be invalid, all are.
 
+    Parameters
+    ----------
+    lazily : bool
+        If true, the snapshot's epochs and tasks of a member are read on first use. This raises
+        StaleSnapshotError once another snapshot has replaced it, which a new state reads. Such a state writes
+        none.
+
     Attributes
     ----------
     facts : RunFacts
@@ -54,11 +61,11 @@ class RunState:
         Totals of the visits of members that hop.
     """
 
-    def __init__(self, folder: RunFolder, ensemble: Ensemble, retries: int) -> None:
+    def __init__(self, folder: RunFolder, ensemble: Ensemble, retries: int, *, lazily: bool = False) -> None:
         self._folder, self._ensemble, self._retries = folder, ensemble, retries
         self._key = self._present_key()
         try:
-            self._begin(read_snapshot(folder.state, self._key))
+            self._begin(read_snapshot(folder.state, self._key, lazily=lazily))
         except (AttributeError, LookupError, TypeError, ValueError):
             self._begin(None)
 

@@ -1,7 +1,7 @@
 """Snapshot of a run's state in one file: a cache from which folds of its events continue.
 
 Values are stored as rows, which read faster than mappings by name. The first line of the file has all parts
-but two. In these, each member has its own line, because `status` of a large run needs few members.
+but two. In these, each member has its own line, because `status` of a large run reads those of few members.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from zlib import crc32
 
 from hetctl.model.events import Event, Order, in_order
@@ -24,17 +24,48 @@ from hetctl.storage.atomic_io import private_file
 
 T = TypeVar("T")
 Row = list[Any]
-Lines = Mapping[str, bytes | memoryview]
-FORMAT = 2
+FORMAT = 3
 """Number that changes with the format of lines; that of rows follows from the fields of their dataclasses."""
 KEY = "of"
 """Key of the identity of the state; the state of another run or in another format is ignored."""
-MEMBERS, CHECKSUM = "lines", "crc32"
-"""Keys of the members with lines, in order, and of the checksum of these lines."""
+LINES = "lines"
+"""Key of the length in bytes and the checksum (CRC-32) of each line, by part and member, in order."""
 
 
 class StaleSnapshotError(Exception):
-    """Snapshot that does not match the files: they are shorter, or have events that belong before its end."""
+    """Snapshot that does not match the files, or that another one has replaced.
+
+    Files are shorter, or have events that belong before its end.
+    """
+
+
+class UnreadLine(NamedTuple):
+    """Line of a snapshot's file, which `bytes` reads.
+
+    `bytes` raises StaleSnapshotError if the file has other data there or is gone, and OSError if it cannot be
+    read.
+    """
+
+    path: Path
+    offset: int
+    length: int
+    checksum: int
+
+    def __bytes__(self) -> bytes:
+        """Return the line without its end."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                line = file.read(self.length)
+        except FileNotFoundError:
+            raise StaleSnapshotError from None
+        if crc32(line) != self.checksum:
+            raise StaleSnapshotError
+        return line
+
+
+Line = bytes | memoryview | UnreadLine
+Lines = Mapping[str, Line]
 
 
 @functools.cache
@@ -93,39 +124,53 @@ class Snapshot:
 
 def write_snapshot(path: Path, key: str, snapshot: Snapshot) -> None:
     """Replace the snapshot of a run; OSError if the disk is full or read-only."""
-    lines = b"".join(
-        chain.from_iterable((line, b"\n") for of in snapshot.lines.values() for line in of.values())
-    )
-    members = {part: list(of) for part, of in snapshot.lines.items()}
-    head = {KEY: key, MEMBERS: members, CHECKSUM: crc32(lines), **snapshot.parts}
+    lines = {part: {name: bytes(line) for name, line in of.items()} for part, of in snapshot.lines.items()}
+    places = {part: {n: (len(line), crc32(line)) for n, line in of.items()} for part, of in lines.items()}
     with private_file(path, durable=False) as file:
-        file.writelines((compact(head).encode(), b"\n", lines))
+        file.writelines((compact({KEY: key, LINES: places, **snapshot.parts}).encode(), b"\n"))
+        file.writelines(line + b"\n" for of in lines.values() for line in of.values())
 
 
-def read_snapshot(path: Path, key: str) -> Snapshot | None:
-    """Return the snapshot, or None if there is no valid one."""
+def read_snapshot(path: Path, key: str, *, lazily: bool = False) -> Snapshot | None:
+    """Return the snapshot, or None if there is no valid one.
+
+    Parameters
+    ----------
+    lazily : bool
+        If true, each line is read when it is used.
+    """
     try:
-        # A buffered file would hold the lines of a large run twice.
-        text = path.read_bytes()
+        text, size = _begin_of(path) if lazily else _all_of(path)
         begin = text.index(b"\n") + 1
         parts = json.loads(text[:begin])
     except (OSError, ValueError):
         return None
     if not isinstance(parts, dict) or parts.get(KEY) != key:
         return None
-    if parts.get(CHECKSUM) != crc32(memoryview(text)[begin:]):
-        return None
-    unread = _split(text, begin)
-    return Snapshot(
-        parts, {part: {name: next(unread) for name in names} for part, names in parts[MEMBERS].items()}
-    )
+    lines: dict[str, dict[str, Line]] = {}
+    for part, of in parts[LINES].items():
+        lines[part] = {}
+        for name, (length, checksum) in of.items():
+            if lazily:
+                lines[part][name] = UnreadLine(path, begin, length, checksum)
+            elif crc32(line := memoryview(text)[begin : begin + length]) == checksum:
+                lines[part][name] = line
+            else:
+                return None
+            begin += length + 1
+    return Snapshot(parts, lines) if begin == size else None
 
 
-def _split(text: bytes, begin: int) -> Iterator[memoryview]:
-    """Yield the lines from a position without copying them."""
-    while (end := text.find(b"\n", begin)) >= 0:
-        yield memoryview(text)[begin:end]
-        begin = end + 1
+def _begin_of(path: Path) -> tuple[bytes, int]:
+    """Return the first line of a file, and the size of the file."""
+    with path.open("rb") as file:
+        return file.readline(), os.fstat(file.fileno()).st_size
+
+
+def _all_of(path: Path) -> tuple[bytes, int]:
+    # A buffered file would hold the lines of a large run twice.
+    text = path.read_bytes()
+    return text, len(text)
 
 
 def compact(value: Any) -> str:

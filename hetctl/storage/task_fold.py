@@ -14,7 +14,7 @@ from typing import Any
 
 from hetctl.model.events import DRIVER, Event, ExitReason
 from hetctl.model.run import Usage
-from hetctl.storage.snapshot import Lines, OrderedFold, compact, row_of
+from hetctl.storage.snapshot import Line, Lines, OrderedFold, compact, row_of
 
 TaskKey = tuple[int, str]
 """Index of the round, and name of the member."""
@@ -66,7 +66,7 @@ class TaskFold:
 
     def __init__(self) -> None:
         self._folds: dict[str, dict[int, OrderedFold[Tasks]]] = {}
-        self._kept: dict[str, bytes | memoryview] = {}
+        self._kept: dict[str, Line] = {}
         """Lines of members whose tasks were not needed since `restore`."""
 
     def of(self, member: str) -> Mapping[int, Tasks]:

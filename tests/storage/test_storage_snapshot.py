@@ -16,6 +16,7 @@ from hetctl.model.events import DRIVER, REQUESTS
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_state import RunState
+from hetctl.storage.snapshot import StaleSnapshotError
 
 
 @pytest.fixture
@@ -173,3 +174,18 @@ def test_the_snapshot_is_private(run):
     begin(run)
     state_of(run)[0].keep()
     assert run.state.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_line_is_read_from_the_snapshot_that_has_it_or_not_at_all(run):
+    begin(run)
+    first, _ = state_of(run)
+    first.keep()
+    lazy = RunState(run, ENSEMBLE, RETRIES, lazily=True)
+    lazy.refresh()
+    assert len(lazy.progress["a"].epochs) == 2
+    assert lazy.progress["a"].epochs == first.progress["a"].epochs
+    EventWriter(run.events, "b", 1).write("stopped", reason="late")
+    first.refresh()
+    first.keep()
+    with pytest.raises(StaleSnapshotError):
+        list(lazy.progress["b"].epochs)

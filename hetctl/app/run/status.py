@@ -35,6 +35,7 @@ from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_files import read_live_metrics
 from hetctl.storage.run_results import known_summary, noted_summary, summary_of
 from hetctl.storage.run_state import RunState, state_in
+from hetctl.storage.snapshot import StaleSnapshotError
 from hetctl.storage.stage_fold import StageLog
 from hetctl.storage.visit_fold import VisitLog
 from hetctl.storage.visit_totals import totals_of
@@ -109,8 +110,16 @@ class RunWatch:
         return PATIENT.call(self._poll, most, order)
 
     def _poll(self, most: int | None, order: str = "") -> RunStatus:
+        try:
+            return self._read(most, order)
+        except StaleSnapshotError:
+            # The driver has replaced it meanwhile.
+            self._view = None
+            return self._poll(most, order)
+
+    def _read(self, most: int | None, order: str) -> RunStatus:
         record, jobs = self._stored()
-        view = self._view_of(record)
+        view = self._view_of(record, lazily=most is not None)
         view.refresh()
         news = (jobs, len(view.state.facts.jobs))
         site = record.spec.site
@@ -186,11 +195,11 @@ class RunWatch:
         require_folder(self._project, *self._known)
         return self._known
 
-    def _view_of(self, record: RunRecord) -> RunView:
+    def _view_of(self, record: RunRecord, *, lazily: bool = False) -> RunView:
         """Return the view of the run; a new one if the run's specification has changed."""
         if self._view is None or self._view.spec != record.spec:
             folder = self._project.home.run(record.spec.run)
-            self._view = RunView(folder, record.spec, record.plan)
+            self._view = RunView(folder, record.spec, record.plan, lazily=lazily)
             names = [member.name for member in record.spec.ensemble.members]
             self._visits = VisitLog(folder, names) if HOPPER in record.spec.phases else None
             self._stages = StageLog(folder, record.spec.pipelines) if record.spec.pipelines else None

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain, pairwise
-from statistics import median
 from typing import Any
 
 from hetctl.app.log_tail import tail_of
@@ -37,11 +36,16 @@ class RunView:
     """Run for display; lines are computed only for the displayed members.
 
     `alive` has the numbers of jobs whose rounds without an end go on; others ended with their last event.
+
+    Parameters
+    ----------
+    lazily : bool
+        Same as in `RunState`; for few members.
     """
 
-    def __init__(self, folder: RunFolder, spec: RunSpec, plan: Plan) -> None:
+    def __init__(self, folder: RunFolder, spec: RunSpec, plan: Plan, *, lazily: bool = False) -> None:
         self.folder, self.spec = folder, spec
-        self.state = RunState(folder, spec.ensemble, spec.retries)
+        self.state = RunState(folder, spec.ensemble, spec.retries, lazily=lazily)
         self._members = {member.name: member for member in spec.ensemble.members}
         self._profiles = {profile.member: profile for profile in spec.profiles}
         measured = {profile.member for profile in spec.profiles if profile.rates}
@@ -62,10 +66,13 @@ class RunView:
 
     def _wrong_rates(self, name: str) -> list[str]:
         profile, seen = self._profiles.get(name), EpochHistory.of(self.state.progress[name].epochs).rates
-        # Most rates are as profiled, which is seen ten times as fast.
+        # Most rates are as profiled, which is seen twenty times as fast.
         if profile and profile.rates and not (profile.rates_by_type or profile.seen_rates):
-            pairs = ((profile.rates.get(gpus), newest) for (_, gpus, _), newest in seen.items())
-            if all(planned and not is_noteworthy(planned, median(newest)) for planned, newest in pairs):
+            for (_, gpus, _), newest in seen.items():
+                planned = profile.rates.get(gpus, 0.0)
+                if is_noteworthy(planned, min(newest)) or is_noteworthy(planned, max(newest)):
+                    break
+            else:
                 return []
         return wrong_rates(name, self._rates(name))
 
@@ -122,7 +129,7 @@ class RunView:
             ),
             "tasks": tuple(sorted(tasks, key=lambda span: (span.round, span.start_s, span.member))),
             "rounds": tuple(self._round(index, start, going_on) for index in self._begun),
-            "history": {name: self.state.progress[name].epochs for name in states},
+            "history": {name: EpochHistory.of(self.state.progress[name].epochs).loaded() for name in states},
         }
 
     def seed_groups(self) -> tuple[SeedGroup, ...]:
