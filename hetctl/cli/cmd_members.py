@@ -128,6 +128,9 @@ def drop_command(names: tuple[str, ...]) -> None:
 @job_option
 @click.option("--queue", metavar="NAME", help="Submit the next jobs to this queue or partition.")
 @click.option("--gpus", metavar="N", type=click.IntRange(min=1), help="Request N GPUs for each next job.")
+@click.option(
+    "--nodes", metavar="N", type=click.IntRange(min=1), help="Request all GPUs of N nodes for each."
+)
 @click.option("--time", "wall_s", type=duration, help="Limit each next job to this wall-clock time.")
 @click.option("--retries", metavar="N", type=click.IntRange(min=0), help="Forgive each member N failures.")
 @click.option("--max-epochs", metavar="N", type=click.IntRange(min=1), help="Train at most N epochs.")
@@ -148,6 +151,8 @@ def change_command(context: click.Context, /, names: tuple[str, ...], **_: Any) 
     given = {*given_options(context)} - {"names"}
     if "ensemble" in given and len(given) > 1:
         raise click.UsageError("--ensemble goes with no other option: the edits of the file are the changes")
+    if {"gpus", "nodes"} <= given:
+        raise click.UsageError("--nodes stands for all GPUs of so many nodes: give it or --gpus")
     _show(change(this_project(), names, context.params))
 
 

@@ -89,6 +89,8 @@ class RequestedOptions:
     ----------
     site : str or None
         Name or file of the site.
+    nodes : int or None
+        Whole nodes, in place of GPUs.
     replay : Path or None
         Trace of the visits to be repeated.
     options : mapping
@@ -104,6 +106,7 @@ class RequestedOptions:
     job_options: Mapping[str, str] | None = None
     launch: str | None = None
     gpus: int | None = None
+    nodes: int | None = None
     wall_s: int | None = None
     queue: str | None = None
     planner: str | None = None
@@ -204,9 +207,8 @@ def continued(
         refuse_conflicts(
             *(now.ensemble.name, HOPS, *features_of(now.ensemble)), launch=site.launch, sharing=now.sharing
         )
-    size = job_size(
-        site, requested.gpus or spec.gpus, requested.wall_s or spec.wall_s, _queue_now(spec, site, requested)
-    )
+    gpus = requested.gpus or (requested.nodes or 0) * site.gpus_per_node or spec.gpus
+    size = job_size(site, gpus, requested.wall_s or spec.wall_s, _queue_now(spec, site, requested))
     now = replace(
         _with_profiles(catalog, now),
         gpus=size.gpus,

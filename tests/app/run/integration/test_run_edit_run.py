@@ -137,13 +137,13 @@ def test_a_finished_run_is_edited_and_continued(begin):
     wait_for(project.is_over)
     write(project, 2, **dict.fromkeys("abc", LIMITED))
     assert "`hetctl submit` continues the run" in asked(project, "add")["reason"]
-    asked(project, "change", "--time", "50m", "--retries", "0")
+    asked(project, "change", "--time", "50m", "--nodes", "1", "--retries", "0")
     said = project.here("submit").stdout
     assert "continues duo-001" in said
     wait_for(project.is_over)
     assert states(project) == dict.fromkeys("abc", "converged")
     spec = read_spec(project.home.run("duo-001"))
-    assert (spec.wall_s, spec.retries) == (3000, 0)
+    assert (spec.wall_s, spec.gpus, spec.retries) == (3000, spec.site.gpus_per_node, 0)
     asked(project, "drop", "c")
     assert "starts duo-002" in project.here("submit", "--dry-run").stderr
     # Another value in the file is newer than that of a command.
@@ -166,6 +166,7 @@ def test_a_finished_run_is_edited_and_continued(begin):
         (("change", "nobody", "--patience", "3"), "run duo-001 has no member nobody"),
         (("change",), "run duo-001 has nothing to change"),
         (("change", "--gpus", "9999"), "9999"),
+        (("change", "--gpus", "1", "--nodes", "1"), "give it or --gpus"),
         (("add", "--from-trial", "duo-001"), "'duo-001' names no trial"),
         (("add", "--from-trial", "duo-001:a"), "run duo-001 has no trial 'a' that has begun"),
         (("add", "--name", "x"), "--name goes with --from-trial"),
