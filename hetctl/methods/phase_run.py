@@ -37,7 +37,7 @@ class JobTime:
     Parameters
     ----------
     startup_s : float
-        Start-up time of each job.
+        Start-up time of the members in each job, whose own start is in `timing`.
     longest_s, mean_s : float
         Longest and mean time of a visit, or of another part of training that is not interrupted. Near its
         time limit a job starts no other part, so each job loses one mean time.
@@ -56,19 +56,20 @@ class JobTime:
         InfeasibleError
             If a job is too short for the longest part.
         """
-        room_s = self.timing.usable_s - self.startup_s
+        begin_s = self.timing.job_start_s + self.startup_s
+        room_s = self.timing.usable_s - begin_s
         if training_s <= room_s:
-            return self.startup_s + training_s
+            return begin_s + training_s
         useful_s = room_s - self.mean_s
         if room_s < self.longest_s or useful_s <= 0:
             raise InfeasibleError(
                 f"a job has {self.timing.usable_s:.0f} s for training, but start-up and a visit to a"
-                f" partition take {self.startup_s + self.longest_s:.0f} s",
+                f" partition take {begin_s + self.longest_s:.0f} s",
                 "raise --time, or have more partitions",
             )
         jobs = math.ceil(training_s / useful_s)
         between_s = self.mean_s + self.timing.job_overhead_s
-        return training_s + jobs * self.startup_s + (jobs - 1) * between_s
+        return training_s + jobs * begin_s + (jobs - 1) * between_s
 
 
 def phase_in_turn(seconds: Mapping[str, float], timing: JobTiming) -> PhaseRun:

@@ -105,9 +105,16 @@ def _balanced(
 
 
 def assembled(
-    request: PlanRequest, phases: Sequence[PhaseDraft], choices: tuple[ModeChoice, ...], lower_bound_s: float
+    request: PlanRequest, phases: Sequence[PhaseDraft], choices: tuple[ModeChoice, ...], bound_s: float
 ) -> Plan:
-    """Return the plan in which each phase begins at the end of the previous one."""
+    """Return the plan in which each phase begins at the end of the previous one.
+
+    Parameters
+    ----------
+    bound_s : float
+        Lower bound of the time from the start of the first members, in seconds.
+    """
+    lower_bound_s = request.scenario.timing.job_start_s + bound_s if phases else 0.0
     starts_s = [0.0]
     for phase in phases:
         starts_s.append(starts_s[-1] + phase.run.seconds + request.scenario.timing.job_overhead_s)
