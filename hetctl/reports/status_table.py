@@ -108,7 +108,7 @@ def status_sections(status: RunStatus, width: int | None) -> Iterator[Section]:
         yield _live(alive, status.device)
     if uneven := [(name, metrics.ranks) for name, metrics in alive if _differ(metrics.ranks)]:
         yield _ranks(uneven)
-    if trials := [member for member in status.members if member.is_trial]:
+    if trials := [trial for trial in status.members if trial.is_trial and trial.best is not None]:
         yield _best_trials(trials)
     if status.seeds:
         yield _seeds(status.seeds)
@@ -233,7 +233,7 @@ def _epochs(member: MemberStatus) -> str:
 
 
 def _best_trials(trials: Sequence[MemberStatus]) -> Section:
-    known = sorted((trial for trial in trials if trial.best is not None), key=lambda trial: trial.rank)
+    known = sorted(trials, key=lambda trial: trial.rank)
     rows = [
         (
             trial.member,

@@ -248,27 +248,10 @@ def busy_fraction(status: RunStatus) -> float | None:
 
 
 def ranked(status: RunStatus) -> list[MemberStatus]:
-    """Return the members that share the first one's metric, best first.
-
-    The direction of the metric follows from the history: a member's `best` is its largest or its smallest
-    value. Until two epochs differ it is unknown, and no member is ranked.
-    """
+    """Return the members that share the first one's metric and have a value of it, best first."""
     metric = status.members[0].metric if status.members else ""
     rivals = [member for member in status.members if member.metric == metric and member.best is not None]
-    votes = Counter(vote for member in rivals for vote in [_direction(status, member)] if vote)
-    if not votes:
-        return rivals if len(rivals) == 1 else []
-    sign = votes.most_common(1)[0][0]
-    return sorted(rivals, key=lambda member: -sign * (member.best or 0.0))
-
-
-def _direction(status: RunStatus, member: MemberStatus) -> int:
-    results = status.history.get(member.member, ())
-    values = [result.metrics[member.metric] for result in results if member.metric in result.metrics]
-    if not values or min(values) == max(values):
-        return 0
-    middle = (min(values) + max(values)) / 2
-    return 1 if (member.best or 0.0) > middle else -1
+    return sorted(rivals, key=lambda member: member.rank)
 
 
 def gpus_by_round(counts: Sequence[int], width: int) -> str:

@@ -17,7 +17,7 @@ MakeRun = Callable[..., RunStatus]
 
 def _member(name: str, best: float, rounds: int) -> MemberStatus:
     if rounds == 0:
-        return MemberStatus(name, "waiting", (), 0, 30, "val_accuracy", None, 90.0, None)
+        return MemberStatus(name, "waiting", (), 0, 30, "val_accuracy", None, 90.0, None, mode="max")
     return MemberStatus(
         member=name,
         state="converged",
@@ -26,6 +26,7 @@ def _member(name: str, best: float, rounds: int) -> MemberStatus:
         epochs=2 * rounds,
         max_epochs=30,
         metric="val_accuracy",
+        mode="max",
         best=best,
         predicted_s=90.0,
         measured_s=100.0,

@@ -105,15 +105,16 @@ def test_more_accuracy_is_better_and_less_loss(make_run: MakeRun) -> None:
     lost = replace(
         run,
         members=tuple(
-            replace(m, metric="loss", best=best) for m, best in zip(run.members, (0.3, 0.2, 0.4), strict=True)
+            replace(m, metric="loss", mode="min", best=best)
+            for m, best in zip(run.members, (0.3, 0.2, 0.4), strict=True)
         ),
     )
     assert [member.member for member in ranked(lost)] == ["b", "a", "c"]
 
 
-def test_nobody_is_best_until_the_direction_is_known(make_run: MakeRun) -> None:
+def test_nobody_is_best_before_the_first_epoch(make_run: MakeRun) -> None:
     run = make_run(("a", "b"))
-    assert ranked(replace(run, history={name: results[-1:] for name, results in run.history.items()})) == []
+    assert ranked(replace(run, members=tuple(replace(m, best=None) for m in run.members))) == []
 
 
 def test_the_last_changes_of_a_global_batch_are_told(make_run: MakeRun) -> None:
