@@ -55,7 +55,8 @@ def report(
         File by ``numpy.savez`` for `hetctl ensemble`: ``outputs`` and ``targets`` of all validation samples
         after a finished epoch, a row each, in an order that all members share. Copies of the best are kept.
     **metrics
-        Metrics of the epoch, including the one of the stop rule. Within an epoch only ``loss`` counts.
+        Metrics of the epoch, including the one of the stop rule. Within an epoch only ``loss`` counts, and
+        the one by which a search may end its trials there.
 
     Raises
     ------

@@ -21,7 +21,7 @@ from hetctl.inputs.member_schema import (
     distinct,
 )
 from hetctl.inputs.validation import SafeName, Strict, model_of, under
-from hetctl.model.searches import ASHA_VARIANTS, NamedPart, SearchBudget
+from hetctl.model.searches import ASHA_VARIANTS, NamedPart, PruneRule, SearchBudget
 from hetctl.model.training_settings import BalanceSettings
 
 
@@ -103,8 +103,11 @@ if TYPE_CHECKING:
     BalanceModel = BalanceSettings
     BudgetModel = SearchBudget
     OptunaPartModel = NamedPart
+    PruneModel = PruneRule
 else:
-    BalanceModel, BudgetModel, OptunaPartModel = map(model_of, (BalanceSettings, SearchBudget, NamedPart))
+    BalanceModel, BudgetModel, OptunaPartModel, PruneModel = map(
+        model_of, (BalanceSettings, SearchBudget, NamedPart, PruneRule)
+    )
     MethodName = Literal[tuple(METHOD_KEYS)]
     AshaVariant = Literal[ASHA_VARIANTS]
 
@@ -170,6 +173,10 @@ class SearchModel(EntrySettings):
     )
     pruner: OptunaPart | None = Field(
         default=None, description="optuna: class of optuna.pruners that ends trials; null: none is ended."
+    )
+    prune: PruneModel | None = Field(
+        default=None,
+        description="Rule that ends a trial within an epoch; null: none. Not with pbt and pruners.",
     )
     parallel: int | None = Field(
         default=None, ge=1, description="Most trials at a time; null: as many as fit the GPUs of a job."

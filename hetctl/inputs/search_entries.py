@@ -19,7 +19,7 @@ from hetctl.inputs.validation import value_of
 from hetctl.inputs.yaml_source import Location
 from hetctl.model.ensemble import Member, Objective, StopRule
 from hetctl.model.errors import BadInputError
-from hetctl.model.searches import STOPPING, USUAL_SAMPLER, NamedPart, SearchBudget, SearchSpec
+from hetctl.model.searches import STOPPING, USUAL_SAMPLER, NamedPart, PruneRule, SearchBudget, SearchSpec
 
 SEARCH: Location = ("search",)
 
@@ -72,6 +72,9 @@ def _value_problems(search: SearchModel) -> Iterator[tuple[Location, str]]:
             yield (*SEARCH, "mutate", key), "cannot mutate: not all of its values are numbers"
     if search.metric is None and search.mode is not None:
         yield (*SEARCH, "mode"), "needs a metric; the direction of the stop rule's is stop.mode"
+    if search.prune and (search.pruner is not None or search.method == "pbt"):
+        rival = "pruner" if search.pruner is not None else "method pbt"
+        yield (*SEARCH, "prune"), f"does not go with {rival}, which decides by itself which trials go on"
     if search.pruner is None and search.method == "optuna" and search.every is not None:
         yield (*SEARCH, "every"), "needs a pruner, which decides so often"
 
@@ -189,6 +192,13 @@ def _objective(search: SearchModel) -> Objective | None:
     return Objective(search.metric, search.mode or usual_mode(search.metric))
 
 
+def _prune(search: SearchModel) -> PruneRule | None:
+    if search.prune is None:
+        return None
+    rule = value_of(PruneRule, search.prune)
+    return replace(rule, mode=rule.mode or usual_mode(rule.metric))
+
+
 def _spec(search: SearchModel, seed: int) -> SearchSpec:
     method = search.method
     sampler, pruner = (part and value_of(NamedPart, part) for part in (search.sampler, search.pruner))
@@ -203,6 +213,7 @@ def _spec(search: SearchModel, seed: int) -> SearchSpec:
         settings=settings,
         sampler=sampler or (USUAL_SAMPLER if method == "optuna" else None),
         pruner=pruner,
+        prune=_prune(search),
         seed=search.seed if "seed" in search.model_fields_set else seed,
         start=tuple(search.start),
         also=dict(search.also),

@@ -11,7 +11,7 @@ from hetctl.model.hops import HopPlanMade, VisitEnd
 from hetctl.model.pipelines import PipelineLayout, StageReport
 from hetctl.model.plan import Placement
 from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, ProfilePoint
-from hetctl.model.searches import REPORT, SEARCH_ENDED, TRIAL
+from hetctl.model.searches import PART, REPORT, SEARCH_ENDED, TRIAL
 from hetctl.model.serialization import decode
 from hetctl.model.training_progress import BestCheckpoint, EpochResult, TimedRate
 
@@ -89,6 +89,7 @@ FORMS: Mapping[str, type] = {
     ),
     "rate": TimedRate,
     "epoch": EpochResult,
+    PART: _form(epoch=int, samples=int, metrics=Mapping[str, float]),
     "checkpoint": _form(epoch=int, part_samples=int, path=(str, ""), duration_s=(float | None, None)),
     "best_checkpoint": BestCheckpoint,
     "stages": Stages,

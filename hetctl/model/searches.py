@@ -11,6 +11,10 @@ from hetctl.model.file_keys import DURATION, Key
 
 TRIAL, REPORT, SEARCH_ENDED = "trial", "trial_report", "search_ended"
 """Kinds of a search's events, which the driver writes: request of a trial, its result, the end."""
+PART = "part"
+"""Kind of event for metrics that a member reports within an epoch."""
+PRUNED = "pruned"
+"""Reason for which a trial leaves that its search has ended within an epoch."""
 OF_SEARCHES = frozenset({TRIAL, REPORT, SEARCH_ENDED})
 DELAYED, PROMOTION, STOPPING = "delayed", "promotion", "stopping"
 ASHA_VARIANTS = (DELAYED, PROMOTION, STOPPING)
@@ -41,6 +45,18 @@ class NamedPart:
     ] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class PruneRule:
+    """Rule that ends a trial within an epoch: the median of other trials at the same point."""
+
+    metric: Annotated[str, Key("Metric that trials report within epochs.", min_length=1)]
+    mode: Annotated[
+        str | None,
+        Key("Direction in which it is better", null="as for stop rules", choices=("max", "min")),
+    ] = None
+    trials: Annotated[int, Key("Fewest other trials that have come so far.", ge=1)] = 4
+
+
 USUAL_SAMPLER = NamedPart("TPESampler")
 """Sampler of the method ``optuna`` if the ensemble file names none."""
 
@@ -67,6 +83,8 @@ class SearchSpec:
         Settings of the method, as in the ensemble file.
     sampler, pruner : NamedPart or None
         Optuna's sampler of new configs, and its pruner; None: random draws or a grid, and no pruner.
+    prune : PruneRule or None
+        Rule that ends trials within an epoch; None: none is ended there.
     parallel : int or None
         Most trials at a time; None: as many as fit the GPUs of a job.
     """
@@ -78,6 +96,7 @@ class SearchSpec:
     settings: Mapping[str, Any] = field(default_factory=dict)
     sampler: NamedPart | None = None
     pruner: NamedPart | None = None
+    prune: PruneRule | None = None
     start: tuple[Mapping[str, Any], ...] = ()
     also: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0

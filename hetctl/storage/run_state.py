@@ -11,7 +11,7 @@ from hetctl.model.events import DRIVER, REQUESTS, Event, in_order
 from hetctl.model.hops import RunHopPlan, VisitEnd
 from hetctl.model.interpreter import frozen_afterwards
 from hetctl.model.run import RunSpec
-from hetctl.model.searches import SEARCH_ENDED, TRIAL
+from hetctl.model.searches import PART, SEARCH_ENDED, TRIAL
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import PAUSED, EpochResult, Progress, TimedRate
 from hetctl.storage.event_log import EventLog
@@ -263,6 +263,8 @@ class RunFacts:
         self.jobs: list[Event] = []
         self.trials: dict[str, Event] = {}
         """Latest requests of the search for each of its trials, by member."""
+        self.parts: dict[str, list[Event]] = defaultdict(list)
+        """Reports of trials within epochs, by member, in order."""
         self.edits = 0
         """Number of the newest edit of the run that a request tells of."""
         self.first_step: Event | None = None
@@ -288,6 +290,8 @@ class RunFacts:
         for event in told:
             if event.kind == "first_step":
                 self.first_step = _earlier(self.first_step, event)
+            elif event.kind == PART:
+                self.parts[event.source].append(event)
             elif event.source == DRIVER and event.kind == TRIAL:
                 name = event.record.member
                 self.trials[name] = _later(self.trials.get(name), event)
@@ -308,7 +312,9 @@ class RunFacts:
         """Return the events that give the same facts when they are added."""
         of_rounds = (event for events in self.rounds.values() for event in events.values())
         single = filter(None, (self._first, self.first_step, self.last, self._search_end))
-        kept = {event.order: event for event in (*self.jobs, *self.trials.values(), *of_rounds, *single)}
+        parts = chain.from_iterable(self.parts.values())
+        of_search = (*self.trials.values(), *parts)
+        kept = {event.order: event for event in (*self.jobs, *of_search, *of_rounds, *single)}
         return [row_of(event) for event in kept.values()]
 
 

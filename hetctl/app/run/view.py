@@ -155,6 +155,7 @@ class RunView:
             if member.command
             and not self.state.progress[name].epochs
             and not self.state.progress[name].failed
+            and not self.state.progress[name].reported
             if any(task.ended_at for tasks in self.state.tasks_of(name).values() for task in tasks)
         ]
         unfit = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from hetctl.model.errors import is_transient
 from hetctl.model.plan import DATA_PARALLEL, Allocation
 from hetctl.model.profile import PreprocessPoint
 from hetctl.model.run import LOCKSTEP, RunSpec
+from hetctl.model.searches import PRUNED
 from hetctl.model.workload import Workload
 from hetctl.perf.preprocessing import seen_points
 from hetctl.perf.sharing import GpuTerms
@@ -135,9 +136,11 @@ class RunMembers:
         """Return the numbers of finished epochs of members."""
         return {name: len(self._state.progress[name].epochs) for name in names}
 
-    def withheld(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the members that their user has paused or cancelled, each with that word."""
-        return {name: word for name in names if (word := self._state.progress[name].withheld)}
+    def withheld(self, names: Collection[str]) -> dict[str, str]:
+        """Return the members that their user or their search has taken out of training, each with a word."""
+        progress = self._state.progress
+        pruned = {name: PRUNED for name in names if progress[name].asked and not progress[name].is_awaited}
+        return pruned | {name: word for name in names if (word := progress[name].withheld)}
 
     def asked(self) -> Mapping[str, int]:
         """Return the trials that need training, with the epochs that the search has asked for."""
@@ -222,7 +225,7 @@ class RunMembers:
         changed, progress = self._state.refresh(self._take_written()), self._state.progress
         # Read the search's requests and reports back, so that only what is on the disk counts.
         while self._trials and self._trials.advance(
-            progress, self._state.usage.used(time.time()), self._run_s
+            progress, self._state.usage.used(time.time()), self._run_s, self._state.facts.parts
         ):
             changed |= self._state.refresh(self._trials.take_written())
         for name in changed:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
+from hetctl.methods.automl.median_rule import Curve, is_behind
 from hetctl.methods.automl.search_run import SearchRun, UsedResources
 from hetctl.methods.automl.trials import Parent, Trial
 from hetctl.model.ensemble import Member
-from hetctl.model.events import DRIVER
+from hetctl.model.events import DRIVER, Event
 from hetctl.model.profile import MemberProfile, rate_config, shape_digest
 from hetctl.model.run import RunSpec, Usage
 from hetctl.model.searches import OF_SEARCHES, REPORT, SEARCH_ENDED, TRIAL
@@ -111,19 +113,27 @@ class TrialQueue:
         written, self._written = self._written, {}
         return written
 
-    def advance(self, progress: Mapping[str, Progress], used: Usage, run_s: float) -> bool:
+    def advance(
+        self,
+        progress: Mapping[str, Progress],
+        used: Usage,
+        run_s: float,
+        parts: Mapping[str, Sequence[Event]] = MappingProxyType({}),
+    ) -> bool:
         """Report finished trials, and ask for the next; return true if there are new events.
 
         Parameters
         ----------
         run_s : float
             Seconds since the start of the run.
+        parts : mapping of str to sequence of Event
+            Reports within epochs, by trial.
         """
         if self._is_over:
             return False
         resources = UsedResources(used.gpu_seconds / 3600, run_s)
         try:
-            return self._advance(progress, resources, self._queue.writer(DRIVER, used.rounds))
+            return self._advance(progress, resources, parts, self._queue.writer(DRIVER, used.rounds))
         except OSError as error:
             # The history in memory is ahead of the disk, from which the next job goes on.
             self._is_over = True
@@ -131,13 +141,20 @@ class TrialQueue:
             return True
 
     def _advance(
-        self, progress: Mapping[str, Progress], resources: UsedResources, events: EventWriter
+        self,
+        progress: Mapping[str, Progress],
+        resources: UsedResources,
+        parts: Mapping[str, Sequence[Event]],
+        events: EventWriter,
     ) -> bool:
         is_new = False
+        curves = self._curves(parts)
         for trial in self._search.waiting:
             name = self._search.member_of(trial)
-            if self._is_done(trial, progress[name]) and not self._is_busy(name):
-                fields = self._search.report(trial, self._losses(name, trial, progress[name]))
+            is_behind = self._is_behind(name, progress[name].last_epoch, curves)
+            if is_behind or (self._is_done(trial, progress[name]) and not self._is_busy(name)):
+                last = parts[name][-1].record.metrics if is_behind else {}
+                fields = self._search.report(trial, self._losses(name, trial, progress[name], last))
                 if fields is not None:
                     events.write(REPORT, **fields)
                     is_new = True
@@ -154,17 +171,43 @@ class TrialQueue:
         is_over = progress.failed or progress.converged or progress.withheld == CANCELLED
         return bool(is_over) or progress.last_epoch >= trial.epochs
 
-    def _losses(self, name: str, trial: Trial, progress: Progress) -> list[float] | None:
+    def _curves(self, parts: Mapping[str, Sequence[Event]]) -> dict[str, Curve]:
+        """Return the losses that trials have reported within epochs by the metric that may end them."""
+        rule = self._spec.ensemble.search and self._spec.ensemble.search.prune
+        if not rule:
+            return {}
+        sign = -1.0 if rule.mode == "max" else 1.0
+        return {
+            name: [
+                ((event.record.epoch, event.record.samples), sign * event.record.metrics[rule.metric])
+                for event in events
+                if rule.metric in event.record.metrics
+            ]
+            for name, events in parts.items()
+        }
+
+    def _is_behind(self, name: str, done: int, curves: Mapping[str, Curve]) -> bool:
+        search, own = self._spec.ensemble.search, curves.get(name, ())
+        # Finished epochs are judged by the search's method.
+        if not (search and search.prune and own and own[-1][0][0] > done and self._is_busy(name)):
+            return False
+        return is_behind(own, [each for other, each in curves.items() if other != name], search.prune.trials)
+
+    def _losses(
+        self, name: str, trial: Trial, progress: Progress, last: Mapping[str, float]
+    ) -> list[float] | None:
         """Return the metrics after the requested epochs, negated if more is better; None if the trial failed.
 
-        A command may train further before it stops; a converged trial has fewer epochs.
+        A command may train further before it stops; a converged trial has fewer epochs, and one that is ended
+        within an epoch the values that it has reported there, where it has.
         """
         objective, search = self._slots[name].objective, self._spec.ensemble.search
         modes = {objective.metric: objective.mode, **(search.also if search else {})}
-        done = [e.metrics for e in progress.epochs if e.epoch <= trial.epochs]
-        if progress.failed or progress.withheld or not done or not modes.keys() <= done[-1].keys():
+        done = [{}, *(e.metrics for e in progress.epochs if e.epoch <= trial.epochs)]
+        known = {**done[-1], **last}
+        if progress.failed or progress.withheld or not modes.keys() <= known.keys():
             return None
-        return [-done[-1][metric] if mode == "max" else done[-1][metric] for metric, mode in modes.items()]
+        return [-known[metric] if mode == "max" else known[metric] for metric, mode in modes.items()]
 
     def _inherit(self, trial: Trial) -> None:
         """Give a trial its parent's checkpoint and epochs, unless it has begun.

@@ -125,6 +125,13 @@ class TrainableNetwork(StatefulNetwork):
             self._context.end_epoch()
         return loss
 
+    def take_reported(self) -> dict[str, float]:
+        """Return the metrics that the ``train_fn`` has reported since the last call."""
+        if self._context is None:
+            return {}
+        reported, self._context.reported = self._context.reported, {}
+        return reported
+
     def training(self, batches: Batches) -> Generator[Any, Any, float]:
         """Do as `train`; of a fused member, yield each batch for `FusedSteps`, and get its result."""
         yield from ()

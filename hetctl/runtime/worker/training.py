@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from hetctl.model.searches import PART
 from hetctl.model.training_progress import RankShare
 from hetctl.model.training_settings import OFF
 from hetctl.runtime.data.batches import Batches, StepBalancer, validation_batches
@@ -130,6 +131,8 @@ class Trainer(MemberTrainer):
             if self._rate_clock and (timed := self._rate_clock.note(position, batches.loss)):
                 self._report_rate(*timed)
             self._after_step(number, position, batches.loss)
+            if reported := self.network.take_reported():
+                self.events.write(PART, epoch=number, samples=position, metrics=reported)
 
         batches = Batches(
             self.training,

@@ -8,7 +8,7 @@ import sys
 from collections import UserDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsFloat
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
@@ -209,6 +209,8 @@ class TrainingContext:
         Number of the member's batch in training, from 1, counted over all epochs and stops.
     metrics : mapping of str to float
         Results of the last finished epoch; empty before.
+    reported : dict of str to float
+        Metrics that were reported since the last step.
     """
 
     rank: int
@@ -220,11 +222,16 @@ class TrainingContext:
     step: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     state: KeptState = field(default_factory=KeptState)
+    reported: dict[str, float] = field(default_factory=dict)
     _callbacks: list[Callable[[], Any]] = field(default_factory=list)
 
     def on_epoch_end(self, callback: Callable[[], Any]) -> None:
         """Call a function before the evaluation, if the epoch ends with this call of ``train_fn``."""
         self._callbacks.append(callback)
+
+    def report(self, **metrics: SupportsFloat) -> None:
+        """Report metrics within an epoch, by which a search may end the trial; those of rank 0 count."""
+        self.reported |= {name: float(value) for name, value in metrics.items()}
 
     def begin(self, epoch: int) -> None:
         """Prepare for a call of ``train_fn``, which sets its callbacks anew."""

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetctl.model.searches import PART
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult, TimedRate
 from hetctl.perf.step_times import (
@@ -216,6 +217,9 @@ class EpochReports:
         self.note(epoch, int(report.samples or 0), report.metrics.get("loss"))
         if report.finished:
             self._finish(report, epoch, now)
+        elif (search := self.spec.ensemble.search) and search.prune and search.prune.metric in report.metrics:
+            samples = int(report.samples or 0)
+            self.events.write(PART, epoch=epoch, samples=samples, metrics=report.metrics)
 
     def _report_first_step(self, mark: Mark) -> None:
         """Report how long this start took, if its first report tells when training began."""

@@ -12,6 +12,7 @@ import pytest
 
 from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.model.searches import PruneRule, SearchSpec
 from hetctl.model.training_settings import KeepSettings
 from hetctl.runtime.worker.messages import RUN_COMMAND, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.scripts.best_copies import PREDICTIONS, copied_epochs
@@ -72,12 +73,21 @@ def test_progress_is_noted_and_is_no_epoch(task, reports):
     told(reports, epoch=1, finished=False, samples=10, loss=0.5)
     told(reports, epoch=1, finished=False, samples=60)
     assert noted == [(1, 10, 0.5), (1, 60, None)]
-    assert events_of(task, "started") == events_of(task, "epoch") == []
+    assert events_of(task, "started") == events_of(task, "epoch") == events_of(task, "part") == []
     told(reports, epoch=1, samples=100, val_loss=0.5)
     (epoch,) = events_of(task, "epoch")
     # An epoch that began with the start has a rate by the reports within it.
     assert epoch["rate"] > 0
     assert reports.history[1].metrics == {"val_loss": 0.5}
+
+
+def test_a_metric_within_an_epoch_is_an_event_if_the_search_prunes_by_it(task):
+    search = SearchSpec("random", ("a",), {}, 3, prune=PruneRule("val_accuracy", "max"))
+    spec = replace(task.training, ensemble=replace(task.training.ensemble, search=search))
+    reports = EpochReports(spec, EventWriter(task.events, task.name, 0), {})
+    told(reports, epoch=2, finished=False, samples=60, loss=0.5)
+    told(reports, epoch=2, finished=False, samples=70, val_accuracy=0.5)
+    assert events_of(task, "part") == [{"epoch": 2, "samples": 70, "metrics": {"val_accuracy": 0.5}}]
 
 
 def test_a_command_says_its_rate_within_the_first_epoch_once(task):
