@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hetctl.inputs.input_errors import refusal, suggestion
@@ -21,6 +21,7 @@ from hetctl.methods.balance.step_time import TimeCurve
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.simulation import BalanceReplay, BalanceSimulation, Simulated
 from hetctl.model.training_settings import ON, BalanceSettings
+from hetctl.model.values import dataclass
 
 PREDICTING, USUAL_PREDICTOR = "cpu", "narx"
 """Algorithm that has a predictor of speeds, and its predictor by default."""

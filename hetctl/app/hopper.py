@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.plan import HOPPER
 from hetctl.model.run_status import TaskSpan
 from hetctl.model.simulation import HopSimulation, Simulated
+from hetctl.model.values import dataclass
 from hetctl.scheduling.planners.base import nearest
 
 AUTO, RANDOMIZED, REPLAY = "auto", "randomized", "replay"

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.model.combinations import features_of, refuse_conflicts
@@ -15,6 +14,7 @@ from hetctl.model.ensemble import Ensemble, Partitions
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.hops import PARTITION_FILE, PartitionFile
 from hetctl.model.serialization import encode, parse
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.write_partitions import PartitionAnswer, PartitionRequest
 from hetctl.storage.atomic_io import write_json
 from hetctl.storage.processes import die_with_parent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hetctl.inputs.input_errors import refusal
@@ -28,6 +28,7 @@ from hetctl.model.pipelines import PipelineSimulation, SimulatedWorker
 from hetctl.model.plan import LOCAL
 from hetctl.model.simulation import Simulated
 from hetctl.model.site import NodeLinks
+from hetctl.model.values import dataclass
 
 LARGER = "use GPUs with more memory, or a smaller minibatch"
 

@@ -13,7 +13,6 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +25,7 @@ from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import Site, SiteKey
+from hetctl.model.values import dataclass
 from hetctl.storage.paths import Home
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +31,7 @@ from hetctl.model.job import ENDED, QUEUED, STOPPED, Job, JobState, run_after
 from hetctl.model.plan import Plan
 from hetctl.model.run import RunSpec
 from hetctl.model.site import Site
+from hetctl.model.values import dataclass
 from hetctl.storage.paths import Home, RunFolder
 from hetctl.storage.profile_request import measurements_file, read_measurements
 from hetctl.storage.run_files import CatalogRecord, read_claim, read_record, read_spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.model.simulation import Simulated, Simulation, SimulationResult
 from hetctl.model.site import Cluster
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.sharing import GpuTerms
 from hetctl.perf.workloads import active_workloads

@@ -10,12 +10,13 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from hetctl.model.errors import BadInputError, LockedError, is_transient
 from hetctl.model.serialization import encode, parse
+from hetctl.model.values import dataclass
 from hetctl.storage.atomic_io import hard_link, make_private_folder, write_json
 from hetctl.storage.processes import HostBoot, Process
 

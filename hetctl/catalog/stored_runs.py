@@ -7,7 +7,6 @@ import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,6 +15,7 @@ from hetctl.model.plan import Plan
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import decode
 from hetctl.model.site import Site
+from hetctl.model.values import dataclass
 
 if TYPE_CHECKING:
     from hetctl.catalog.catalog import Catalog

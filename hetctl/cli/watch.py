@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from hetctl.model.errors import HetctlError, LockedError, MembersFailedError, Ru
 from hetctl.model.job import BETWEEN_JOBS, IN_DOUBT, STALLED, UNDER_WAY
 from hetctl.model.run_status import MOST_MEMBERS, MOST_SIMULATED
 from hetctl.model.serialization import encode
+from hetctl.model.values import dataclass
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -14,7 +14,6 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +21,7 @@ from typing import Any, TextIO
 from hetctl.inputs.csv_table import NUMBER, TEXT, Problem, number, read_table, repeated, whole_number
 from hetctl.inputs.input_errors import SourceLine, read_text, refusal, refuse, shown
 from hetctl.model.profile import MeasuredLayer
+from hetctl.model.values import dataclass
 
 NODE = re.compile(r"(\S+) -- (.*?) -- ([a-z_]+=.*)")
 EDGE = re.compile(r"(\S+) -- (\S+)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +15,7 @@ from hetctl.inputs.validation import Matching, Strict, model_of, validate, value
 from hetctl.inputs.yaml_source import Location, YamlSource, read_yaml
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import NodeLinks
+from hetctl.model.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from hetctl.inputs.csv_table import COUNT, TEXT, Problem, matching, number, read_table, repeated
 from hetctl.inputs.input_errors import SourceLine, refuse
 from hetctl.inputs.validation import MEMBER_NAME, MEMBER_RULE
+from hetctl.model.values import dataclass
 
 NEEDED = {
     "member": matching(MEMBER_NAME, MEMBER_RULE),

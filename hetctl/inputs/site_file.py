@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +19,7 @@ from hetctl.inputs.yaml_source import Location, YamlSource, read_yaml
 from hetctl.model.errors import BadInputError
 from hetctl.model.file_keys import Key, Pattern
 from hetctl.model.site import BREAKS, HEARTBEAT_EVERY_S, NodeLinks, Site, SiteKey, Timeouts
+from hetctl.model.values import dataclass
 
 FOLDER = "site-configs"
 LEAST_SILENCE_S = 5 * HEARTBEAT_EVERY_S

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from hetctl.inputs.csv_table import (
 )
 from hetctl.inputs.input_errors import SourceLine, read_text, refusal, refuse, shown, suggestion
 from hetctl.model.hops import Visit
+from hetctl.model.values import dataclass
 
 SIZES = re.compile(r"\s*([0-9]{1,9})\s+([0-9]{1,9})\s*")
 NEVER = ("", "inf")

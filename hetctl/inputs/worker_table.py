@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from hetctl.inputs.csv_table import COUNT, Problem, Row, matching, number, read_table
 from hetctl.inputs.input_errors import SourceLine, refuse
 from hetctl.inputs.validation import NAME_RULE, SAFE_NAME
+from hetctl.model.values import dataclass
 
 NEEDED = {
     "worker": matching(SAFE_NAME, NAME_RULE),

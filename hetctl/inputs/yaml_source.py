@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import yaml
 
 from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown
 from hetctl.model.errors import BadInputError
+from hetctl.model.values import dataclass
 
 Location = tuple[str | int, ...]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, ModeChoice
 from hetctl.model.profile import some_of
+from hetctl.model.values import dataclass
 
 NAMED = 5
 """Networks that a reason names."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hetctl.model.errors import InfeasibleError
+from hetctl.model.values import dataclass
 from hetctl.scheduling.simulate.scenario import JobTiming
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+from hetctl.model.values import dataclass
 
 
 class CheckStatus(enum.Enum):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from hetctl.model.file_keys import Key
+from hetctl.model.values import dataclass
 
 NODES, GPUS = "nodes", "gpus"
 """Units that a site charges a job for: its whole nodes, or its GPUs."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Annotated, Any
 
@@ -27,6 +27,7 @@ from hetctl.model.training_settings import (
     filled,
     missing_for_groups,
 )
+from hetctl.model.values import dataclass
 
 COMMAND = "command"
 """Framework of an ensemble whose members are commands: hetctl imports none."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from hetctl.model.values import dataclass
 
 ACCURACY, LOSS, MSE, MAE = "accuracy", "log_loss", "mse", "mae"
 """Metrics of ensembles; all but the accuracy are better if they are smaller."""

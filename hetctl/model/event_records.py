@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, make_dataclass
+from dataclasses import make_dataclass
 from typing import Any
 
 from hetctl.model.events import ExitReason, Request
@@ -14,6 +14,7 @@ from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, Profile
 from hetctl.model.searches import PART, REPORT, SEARCH_ENDED, TRIAL
 from hetctl.model.serialization import decode
 from hetctl.model.training_progress import BestCheckpoint, EpochResult, TimedRate
+from hetctl.model.values import dataclass
 
 
 @dataclass(frozen=True)

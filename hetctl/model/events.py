@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from hetctl.model.values import dataclass
 
 
 class ExitReason(enum.Enum):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from hetctl.model.ensemble import Member
 from hetctl.model.training_progress import EpochResult
+from hetctl.model.values import dataclass
 
 BEST, LAST = "best", "last"
 """Epochs that may be asked for in place of a number."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult
+from hetctl.model.values import dataclass
 
 MANIFEST_FILE = "partitions.json"
 PARTITION_FILE = "{partition}.npz"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from hetctl.model.site import Queue
+from hetctl.model.values import dataclass
 
 GIVEN_GPUS = "HETCTL_GIVEN_GPUS"
 """Name of the environment variable of a local job that lists its GPUs or slots by number."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from hetctl.model.pipelines import PipelineLayout
 from hetctl.model.serialization import OMITTED
+from hetctl.model.values import dataclass
 
 DATA_PARALLEL, HOPPER, PIPELINE = "data-parallel", "hopper", "pipeline"
 USUAL_PLANNER = "fluid"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.serialization import encode
 from hetctl.model.site import Point
+from hetctl.model.values import dataclass
 
 
 @dataclass(frozen=True)

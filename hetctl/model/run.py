@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from hetctl.model.cost import Cost
@@ -13,6 +13,7 @@ from hetctl.model.plan import DATA_PARALLEL
 from hetctl.model.profile import MemberProfile, PreprocessPoint
 from hetctl.model.serialization import TABLE
 from hetctl.model.site import Site
+from hetctl.model.values import dataclass
 
 SCHEMA_VERSION = 1
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hetctl.model.cost import Cost, Energy
 from hetctl.model.seed_groups import PairedSeeds
+from hetctl.model.values import dataclass
 
 
 @dataclass(frozen=True)

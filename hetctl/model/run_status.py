@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from hetctl.model.cost import Cost, Energy
@@ -15,6 +15,7 @@ from hetctl.model.run import Usage
 from hetctl.model.seed_groups import SeedGroup
 from hetctl.model.serialization import OMITTED
 from hetctl.model.training_progress import EpochResult, LiveMetrics
+from hetctl.model.values import dataclass
 
 FOREMOST = ("failed", "training", "waiting", "paused", "converged", "stopped", "cancelled")
 """States of members, the most important to show first."""

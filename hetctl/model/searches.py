@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any
 
 from hetctl.model.file_keys import DURATION, Key
+from hetctl.model.values import dataclass
 
 TRIAL, REPORT, SEARCH_ENDED = "trial", "trial_report", "search_ended"
 """Kinds of a search's events, which the driver writes: request of a trial, its result, the end."""

@@ -185,7 +185,8 @@ def _rows(kind: Any, first: Any, others: Sequence[Any]) -> tuple[Any, ...]:
 def _is_plain(kind: Any) -> bool:
     """Return true for a dataclass whose __init__ has no further effect; filling it takes half of the time."""
     others = hasattr(kind, "__slots__"), hasattr(kind, "__post_init__"), len(_field_names(kind)) < 2
-    return bool(kind.__dataclass_params__.frozen) and not any(others)
+    is_frozen = kind.__setattr__ is not object.__setattr__
+    return is_frozen and not any(others)
 
 
 @functools.cache

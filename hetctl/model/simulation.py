@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from hetctl.model.plan import Allocation, Forecast
 from hetctl.model.run_status import TaskSpan
 from hetctl.model.searches import SearchOutcome
+from hetctl.model.values import dataclass
 
 
 @dataclass(frozen=True)

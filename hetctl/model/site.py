@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Annotated, Any
 
 from hetctl.model.cost import NODES as WHOLE_NODES
 from hetctl.model.cost import USUAL_BILLING, Billing, Cost
 from hetctl.model.file_keys import DURATION, Bytes, Key, Limits, Pattern
+from hetctl.model.values import dataclass
 
 NODES, MEMBERS = "nodes", "members"
 """Resource sets of agents: whole nodes for a job, or a member's GPUs on a node for a round."""

@@ -11,13 +11,14 @@ from base64 import b64decode, b64encode
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, SupportsBytes, overload
 from zlib import compress, decompress
 
 from hetctl.model.serialization import OMITTED
+from hetctl.model.values import dataclass
 
 PAUSED, CANCELLED, DROPPED = "paused", "cancelled", "dropped"
 """Words for members that their user has taken out of training."""

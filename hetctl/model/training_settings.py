@@ -6,11 +6,11 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Any
 
 from hetctl.model.file_keys import Bytes, Key
+from hetctl.model.values import dataclass
 
 
 @dataclass(frozen=True)

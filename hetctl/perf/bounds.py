@@ -6,12 +6,12 @@ import heapq
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
 from operator import attrgetter
 from typing import Generic, NamedTuple, TypeVar
 
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 
 NEWTON_STEPS = 200

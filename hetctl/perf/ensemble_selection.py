@@ -9,7 +9,6 @@ samples by which it was chosen: see `folds`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from hetctl.model.ensemble_results import ACCURACY, LOSS, MAE, MSE, Gain, OutputForm
 from hetctl.model.errors import BadInputError
+from hetctl.model.values import dataclass
 
 Array = npt.NDArray[Any]
 Weights = npt.NDArray[np.float64]

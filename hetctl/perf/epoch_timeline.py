@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
 from operator import neg
 
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 
 TOLERANCE = 1e-9

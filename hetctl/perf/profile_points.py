@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.profile import ProfilePoint, RateShape
+from hetctl.model.values import dataclass
 from hetctl.perf.rate_extrapolation import usable_rates
 from hetctl.perf.step_times import WANTED_ERROR
 

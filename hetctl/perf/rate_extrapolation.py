@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 from hetctl.model.errors import BadInputError
+from hetctl.model.values import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from hetctl.model.site import Site
+from hetctl.model.values import dataclass
 
 FULL = 1.25
 """Sum of busy shares from which on a GPU has no time left for another member.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from hetctl.model.values import dataclass
 
 WANTED_ERROR = 0.03
 """Half-width of the confidence interval of a rate, relative to it, that is accurate enough."""

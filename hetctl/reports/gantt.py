@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from markupsafe import Markup
 from matplotlib.axes import Axes
@@ -12,6 +11,7 @@ from matplotlib.patches import PathPatch
 
 from hetctl.model.hops import numbers_by_value
 from hetctl.model.run_status import RunStatus, TaskSpan
+from hetctl.model.values import dataclass
 from hetctl.reports.figures import LABEL_SIZE, Tips, draw_svg, fits, rectangles, time_unit
 from hetctl.reports.page import IDLE_MARK, legend
 from hetctl.reports.sections import Section

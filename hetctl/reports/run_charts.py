@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -26,6 +25,7 @@ from hetctl.model.run_status import (
 )
 from hetctl.model.searches import SearchStatus, TrialStatus
 from hetctl.model.training_progress import EpochResult
+from hetctl.model.values import dataclass
 from hetctl.reports.figures import Tips, draw_svg, is_narrow, panels, set_margins, time_unit
 from hetctl.reports.gantt import HOPS, gantt_section
 from hetctl.reports.sections import Section

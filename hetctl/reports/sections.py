@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rich.box import Box
 from rich.console import Group, RenderableType
@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from hetctl.model.values import dataclass
 from hetctl.reports.units import printable
 
 Note = tuple[str, str]

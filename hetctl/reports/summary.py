@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from hetctl.model.cost import Cost, Energy
 from hetctl.model.plan import USUAL_PLANNER
 from hetctl.model.profile import some_of
 from hetctl.model.run_status import MOST_SIMULATED, MemberStatus, RoundSpan, RunStatus, TaskSpan
+from hetctl.model.values import dataclass
 from hetctl.reports.units import device_word, format_percent, format_seconds
 
 IDLE_MARK = "·"

@@ -18,9 +18,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hetctl.model.values import dataclass
 from hetctl.runtime.handshake import read_handshake
 
 if TYPE_CHECKING:

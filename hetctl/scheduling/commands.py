@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from hetctl.model.hops import Visit
 from hetctl.model.plan import Allocation
+from hetctl.model.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

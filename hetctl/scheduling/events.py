@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hetctl.model.ensemble import StopRule
 from hetctl.model.events import ExitReason
 from hetctl.model.site import Node
+from hetctl.model.values import dataclass
 from hetctl.perf.epoch_timeline import MAX_UNINTERRUPTED_SHARE
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from hetctl.model.ensemble import Member
 from hetctl.model.plan import FUSED, Allocation, Placement
@@ -11,6 +11,7 @@ from hetctl.model.profile import shape_digest
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.site import MEMBERS
 from hetctl.model.training_settings import FRAMEWORKS
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import options_from
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hetctl.model.events import JOB_FATAL, ExitReason
+from hetctl.model.values import dataclass
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import ScheduleTick, Stop, Task
 from hetctl.scheduling.pool import Pool

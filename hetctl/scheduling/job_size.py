@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.job import JobSize, JobSizeOption
 from hetctl.model.run import Budget
 from hetctl.model.site import Queue, Site
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import least_s, makespan_bound
 

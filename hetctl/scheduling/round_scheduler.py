@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from hetctl.model.events import CLEAN_EXITS, ExitReason
 from hetctl.model.plan import FUSED, Allocation
 from hetctl.model.site import Node
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import has_room, least_task_s, task_s
 from hetctl.perf.rate_prediction import is_noteworthy

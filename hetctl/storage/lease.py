@@ -21,11 +21,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import LEASE_SHARE
+from hetctl.model.values import dataclass
 from hetctl.storage.atomic_io import hard_link, write_json
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENT

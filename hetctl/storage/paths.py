@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetctl.model.values import dataclass
 from hetctl.storage.atomic_io import make_private_folder
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from hetctl.model.errors import is_transient
+from hetctl.model.values import dataclass
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.model.site import Site
+from hetctl.model.values import dataclass
 from hetctl.storage.atomic_io import read_json
 
 ORDER_FILE, END_FILE = "order.json", "end.json"

@@ -8,8 +8,9 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from hetctl.model.values import dataclass
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PR_SET_PDEATHSIG = 1

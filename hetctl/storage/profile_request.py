@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -10,6 +9,7 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.profile import ProfilePoint
 from hetctl.model.serialization import encode
 from hetctl.model.site import Site
+from hetctl.model.values import dataclass
 from hetctl.storage.atomic_io import read_json, write_json
 
 RATE, LAYERS, LINKS = "rate", "layers", "links"

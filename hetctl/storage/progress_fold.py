@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, cast
@@ -30,6 +29,7 @@ from hetctl.model.training_progress import (
     EpochResult,
     Progress,
 )
+from hetctl.model.values import dataclass
 from hetctl.storage.event_log import EventLog
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.snapshot import Line, Lines, OrderedFold, Row, from_row, row_of, with_fields

@@ -7,7 +7,6 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +16,7 @@ from hetctl.model.plan import Plan
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode, parse
 from hetctl.model.training_progress import LiveMetrics
+from hetctl.model.values import dataclass
 from hetctl.storage.atomic_io import json_text, read_json, write_json, write_private
 from hetctl.storage.paths import JobFiles, RunFolder, member_folder
 

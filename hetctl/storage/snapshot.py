@@ -13,13 +13,13 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 from zlib import crc32
 
 from hetctl.model.events import Event, Order, in_order
+from hetctl.model.values import dataclass
 from hetctl.storage.atomic_io import private_file
 
 T = TypeVar("T")

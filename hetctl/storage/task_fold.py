@@ -7,13 +7,14 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from operator import itemgetter
 from typing import Any
 
 from hetctl.model.events import DRIVER, Event, ExitReason
 from hetctl.model.run import Usage
+from hetctl.model.values import dataclass
 from hetctl.storage.snapshot import Line, Lines, OrderedFold, compact, row_of
 
 TaskKey = tuple[int, str]

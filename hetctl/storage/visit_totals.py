@@ -6,11 +6,12 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.hops import DONE, LOST, RunHopPlan, VisitEnd
+from hetctl.model.values import dataclass
 from hetctl.storage.snapshot import Row, row_of
 from hetctl.storage.visit_fold import STATES, VisitFold
 

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hetctl.app.doctor.probe_job import probed
@@ -26,6 +26,7 @@ from hetctl.model.errors import BadInputError, BatchSystemError, HetctlError
 from hetctl.model.interpreter import load_entry
 from hetctl.model.site import Site
 from hetctl.model.training_settings import FRAMEWORKS
+from hetctl.model.values import dataclass
 from hetctl.runtime.worker.measuring.all_reduce import AllReduce
 
 MOUNTS = Path("/proc/self/mountinfo")

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,6 +24,7 @@ from hetctl.model.job import PROBE
 from hetctl.model.serialization import encode
 from hetctl.model.site import Site
 from hetctl.model.training_settings import FRAMEWORKS
+from hetctl.model.values import dataclass
 from hetctl.runtime.agent.gpus import cpu_list, parse_cpu_list
 from hetctl.runtime.driver.probe import LEADERS_LOG, all_reduce_task, log_file
 from hetctl.runtime.frameworks import NCCL

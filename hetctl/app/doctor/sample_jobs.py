@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.app.plan.job_request import job_size
@@ -21,6 +20,7 @@ from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import MEMBERS, NODES, Node, Site
 from hetctl.model.training_settings import USUAL_FRAMEWORK
+from hetctl.model.values import dataclass
 from hetctl.storage.paths import Home
 
 RUN = "digits-001"

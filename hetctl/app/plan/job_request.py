@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from hetctl.app.profile.catalog_profiles import member_profiles
 from hetctl.app.project import Project
@@ -13,6 +12,7 @@ from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.job import JobSize, JobSizeOption
 from hetctl.model.run import Budget
 from hetctl.model.site import Cluster, Site
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.job_size import QueueBin, best_of, bins_of, grace_of, job_sizes

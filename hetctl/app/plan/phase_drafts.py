@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from hetctl.app.plan.planning import PlanRequest, data_parallel_plan
 from hetctl.methods.phase_run import PhaseRun
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, Allocation, Forecast, ModeChoice, Phase, Plan, Round
 from hetctl.model.training_settings import OFF
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import active_workloads
 

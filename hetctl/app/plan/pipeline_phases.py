@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Cluster, Site
 from hetctl.model.training_progress import Progress
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
 from hetctl.scheduling.planners.base import Options, options_from

@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS, Cluster, Site
 from hetctl.model.training_progress import Progress
 from hetctl.model.training_settings import OFF
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.sharing import GpuTerms
 from hetctl.perf.workloads import active_workloads

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from hetctl.app.project import Project
@@ -31,6 +31,7 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import InterNode, IntraNode, NodeLinks, Site, SiteKey
 from hetctl.model.training_progress import EpochHistory, EpochResult, Progress, TimedRate
 from hetctl.model.training_settings import missing_for_groups, of_one_gpu
+from hetctl.model.values import dataclass
 from hetctl.perf.rate_prediction import seen_overhead_s, seen_rates
 from hetctl.storage.run_state import state_in
 

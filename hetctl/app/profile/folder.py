@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.events import Event
 from hetctl.model.profile import shape_digest
+from hetctl.model.values import dataclass
 from hetctl.storage.event_files import read_folder
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.profile_request import (

@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import NoReturn
 
@@ -25,6 +24,7 @@ from hetctl.catalog.lock import ProjectLock
 from hetctl.cluster.batch.base import BatchSystem, SubmissionInDoubtError
 from hetctl.model.errors import HetctlError, InterruptedCommandError
 from hetctl.model.profile import ProfilePoint
+from hetctl.model.values import dataclass
 from hetctl.storage.profile_request import ProfileTarget
 
 HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

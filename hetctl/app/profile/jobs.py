@@ -11,7 +11,7 @@ import math
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hetctl.app.profile.folder import events_of, ingest, last_sign_of
@@ -25,6 +25,7 @@ from hetctl.model.errors import HetctlError
 from hetctl.model.job import PROFILE, JobSize, JobState, JobStatus
 from hetctl.model.profile import INTER_NODE, ProfilePoint
 from hetctl.model.site import Site
+from hetctl.model.values import dataclass
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.profile_request import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TextIO
 
 from hetctl.app.plan.job_request import refuse_wide_members
@@ -36,6 +36,7 @@ from hetctl.model.profile import (
     shapes_of,
 )
 from hetctl.model.site import Cluster, Site
+from hetctl.model.values import dataclass
 from hetctl.storage.profile_request import LAYERS, LINKS, ProfileTarget
 
 

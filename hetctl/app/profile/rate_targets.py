@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hetctl.app.profile.catalog_profiles import RatePoints
 from hetctl.app.profile.jobs import ProfileCommand, nodes_of
 from hetctl.model.ensemble import COMMAND
 from hetctl.model.profile import ProfilePoint, RateShape, shapes_of
+from hetctl.model.values import dataclass
 from hetctl.perf.profile_points import ShapeRates, shape_rates, worth_measuring
 from hetctl.perf.rate_extrapolation import largest_profile, profiled_gpus, rate_curve, usable_rates
 from hetctl.storage.profile_request import USUAL_COMMAND_S, ProfileTarget

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from hetctl.app.profile.folder import (
@@ -41,6 +41,7 @@ from hetctl.model.errors import BadInputError, BatchSystemError
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.profile import PreprocessPoint, ProfilePoint, RateShape, shapes_of
 from hetctl.model.site import Queue, Site
+from hetctl.model.values import dataclass
 from hetctl.storage.profile_request import ProfileTarget
 
 

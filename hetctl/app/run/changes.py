@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from hetctl.model.plan import DATA_PARALLEL
 from hetctl.model.profile import some_of
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
+from hetctl.model.values import dataclass
 from hetctl.scheduling.planners.base import Options, options_from
 
 MOST_NAMED, MOST_LINES, LONGEST = 3, 20, 60

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hetctl.app.project import Project
 from hetctl.app.run.changes import differences, refusals
 from hetctl.app.run.continue_run import RequestedOptions, is_done, with_input
@@ -12,6 +10,7 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import ENDED
 from hetctl.model.profile import some_of
+from hetctl.model.values import dataclass
 from hetctl.storage.run_files import checkpoint_folder
 from hetctl.storage.run_state import state_in
 

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -34,6 +34,7 @@ from hetctl.model.ensemble_results import (
 )
 from hetctl.model.errors import BadInputError
 from hetctl.model.profile import some_of
+from hetctl.model.values import dataclass
 from hetctl.perf import ensemble_selection as selection
 from hetctl.perf.ensemble_selection import SCORES, Array, Choose, Task, Weights
 from hetctl.runtime.worker.checkpoint import CheckpointFolder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, Plan
 from hetctl.model.run import Budget, MemberEdit, RunSpec
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
+from hetctl.model.values import dataclass
 from hetctl.storage.atomic_io import write_private
 from hetctl.storage.kept_modules import imported_modules, modules_of, revision_of
 from hetctl.storage.paths import RunFolder

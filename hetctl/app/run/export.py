@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from hetctl.model.exports import BEST, LAST, Exported
 from hetctl.model.run import RunSpec
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.model.training_settings import FRAMEWORKS, FrameworkEntry
+from hetctl.model.values import dataclass
 from hetctl.storage.event_files import read_events
 from hetctl.storage.kept_modules import code_digest, with_kept_modules
 from hetctl.storage.paths import RunFolder

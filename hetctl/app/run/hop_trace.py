@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hetctl.app.project import Project
 from hetctl.app.run.select_run import known_run
 from hetctl.methods.hopper.schedule import trace_line
 from hetctl.model.errors import BadInputError
 from hetctl.model.hops import DONE, Visit, VisitEnd
+from hetctl.model.values import dataclass
 from hetctl.storage.visit_fold import VisitLog
 
 APART_S = 1e-6

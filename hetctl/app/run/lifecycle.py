@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hetctl.app.plan.planning import PlanRequest
@@ -48,6 +48,7 @@ from hetctl.model.job import (
     run_after,
 )
 from hetctl.model.run import RunSpec
+from hetctl.model.values import dataclass
 from hetctl.storage.kept_modules import keep_modules
 from hetctl.storage.lease import release_ended
 from hetctl.storage.patience import PATIENT

@@ -6,7 +6,6 @@ import codecs
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +15,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.events import DRIVER
 from hetctl.model.job import UNDER_WAY
 from hetctl.model.run_results import LogFile, RunLogs
+from hetctl.model.values import dataclass
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_files import read_spec
 

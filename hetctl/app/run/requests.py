@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hetctl.app.project import Project
@@ -16,6 +15,7 @@ from hetctl.model.plan import HOPPER
 from hetctl.model.profile import some_of
 from hetctl.model.run import RunSpec
 from hetctl.model.training_progress import Progress
+from hetctl.model.values import dataclass
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENT

@@ -11,7 +11,6 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.app.plan.job_request import job_size
@@ -29,6 +28,7 @@ from hetctl.model.job import Job, JobState, RunReason, check_job_removal, check_
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, Allocation, Placement, Plan
 from hetctl.model.run import NOTHING_USED, RunSpec, Usage
 from hetctl.model.site import NODES, Cluster, Node
+from hetctl.model.values import dataclass
 from hetctl.scheduling.job_size import grace_of
 from hetctl.storage.atomic_io import write_private
 from hetctl.storage.paths import RunFolder

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from hetctl.model.interpreter import load_entry
 from hetctl.model.job import FAILED, FINISHED, UNDER_WAY
 from hetctl.model.run import RunSpec
 from hetctl.model.training_progress import EpochResult, Progress
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.sharing.node_folder import run_key
 from hetctl.storage.atomic_io import write_private
 from hetctl.storage.run_files import read_spec

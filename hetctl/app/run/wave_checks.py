@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.app.project import Project
@@ -15,6 +14,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.events import DRIVER
 from hetctl.model.pipelines import PipelineLayout, WaveCheck, WaveRecord
 from hetctl.model.serialization import parse
+from hetctl.model.values import dataclass
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobStatus
 from hetctl.model.site import Site
+from hetctl.model.values import dataclass
 
 START_PATIENCE_S = 120
 """Seconds after which a job that has not started and is unknown to the batch system counts as gone."""

@@ -8,13 +8,13 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.site import USUAL_TIMEOUTS
+from hetctl.model.values import dataclass
 from hetctl.storage.processes import die_with_parent
 
 IGNORED = ("SQUEUE_", "SACCT_", "SBATCH_JOB_NAME", "SBATCH_ARRAY_INX")

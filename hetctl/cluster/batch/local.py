@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +18,7 @@ from hetctl.cluster.batch.command import USUAL_COMMANDS, CommandRunner
 from hetctl.model.errors import BatchSystemError, is_transient
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.serialization import encode
+from hetctl.model.values import dataclass
 from hetctl.storage.atomic_io import make_private_folder, read_json, write_json
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.processes import HostBoot, Process

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from hetctl.model.values import dataclass
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
 from hetctl.cluster.batch.command import DOUBT, USUAL_COMMANDS, CommandRunner, submit_script
 from hetctl.model.job import JobState, JobStatus
+from hetctl.model.values import dataclass
 
 STATES = {
     "BOOT_FAIL": JobState.NODE_FAILED,

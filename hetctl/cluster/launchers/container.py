@@ -7,10 +7,11 @@ will thus do.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from hetctl.model.site import CONTAINER_ENGINES, Container, Site
+from hetctl.model.values import dataclass
 
 PACKAGE = Path(__file__).resolve().parents[2]
 """Folder of this hetctl."""

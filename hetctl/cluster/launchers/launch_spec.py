@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from hetctl.model.events import ExitReason
 from hetctl.model.site import NODES, Site
+from hetctl.model.values import dataclass
 
 NODE_VARIABLE = "HETCTL_NODE"
 """Variable with the name of an agent's node, where launchers set variables separately for each node."""

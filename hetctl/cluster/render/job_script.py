@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.errors import BadInputError, DiskError
 from hetctl.model.job import SUPERSEDED_EXIT, TRAIN
 from hetctl.model.site import GPUS_PER_NODE, GRES, MEMBERS, Queue, Site, is_overridable
+from hetctl.model.values import dataclass
 from hetctl.storage.paths import JobFiles, RunFolder
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from hetctl.methods.automl.procedure import Method, NewTrial, at_least
 from hetctl.methods.automl.trials import (
@@ -16,6 +15,7 @@ from hetctl.methods.automl.trials import (
     active_part,
     draws,
 )
+from hetctl.model.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ import math
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from hetctl.methods.automl.procedure import Method, NewTrial, at_least
 from hetctl.methods.automl.trials import Report, Trial, TrialHistory
 from hetctl.model.errors import BadInputError
 from hetctl.model.searches import DELAYED, PROMOTION, STOPPING
+from hetctl.model.values import dataclass
 
 
 @dataclass(frozen=True)

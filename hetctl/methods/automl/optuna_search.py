@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,6 +23,7 @@ from hetctl.methods.automl.trials import (
     is_active,
 )
 from hetctl.model.errors import BadInputError
+from hetctl.model.values import dataclass
 
 SAMPLERS, PRUNERS = "samplers", "pruners"
 TRIED_LOSSES = (1.0, 0.0, 2.0)

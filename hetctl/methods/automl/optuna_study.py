@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import zip_longest
 from typing import Any
 
 from hetctl.methods.automl.optuna_search import optuna_distribution, optuna_for
 from hetctl.methods.automl.trials import Categorical, Config, Space
+from hetctl.model.values import dataclass
 
 COMPLETE, PRUNED, FAIL, RUNNING = "COMPLETE", "PRUNED", "FAIL", "RUNNING"
 """States of a trial in Optuna: after all epochs, ended early, failed, and not ended."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hetctl.methods.automl.procedure import Method, NewTrial, at_least
 from hetctl.methods.automl.trials import Parent, Trial, TrialHistory, draws
+from hetctl.model.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from hetctl.methods.automl.trials import Config, Report, Space, Trial, TrialEvent, TrialHistory
 from hetctl.model.errors import BadInputError
+from hetctl.model.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hetctl.methods.automl.grid_random import GridSource, OneShot, RandomSource
@@ -23,6 +22,7 @@ from hetctl.methods.automl.trials import (
 from hetctl.model.errors import BadInputError
 from hetctl.model.searches import REPORT, TRIAL, SearchSpec
 from hetctl.model.serialization import decode, encode
+from hetctl.model.values import dataclass
 
 
 def search_space(search: SearchSpec) -> dict[str, Parameter]:

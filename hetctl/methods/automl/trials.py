@@ -7,12 +7,13 @@ import random
 from bisect import insort
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from statistics import NormalDist
 from typing import Any
 
 from hetctl.methods.automl.pareto import Losses, pareto_order
 from hetctl.model.errors import BadInputError
+from hetctl.model.values import dataclass
 
 Value = bool | int | float | str | None
 Condition = Mapping[str, tuple[Value, ...]]

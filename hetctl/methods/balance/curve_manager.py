@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetctl.methods.balance.manager import FULL_MEMORY, BatchSizeManager, Observation
 from hetctl.methods.balance.step_time import Lines, Values, whole_batches
+from hetctl.model.values import dataclass
 
 POINTS = 16
 """Points kept per worker; consecutive iterations with the same batch form one point."""

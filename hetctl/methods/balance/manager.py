@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from hetctl.methods.balance.predictors.learner import Learner
 from hetctl.methods.balance.step_time import cap_limits, check_room
 from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.values import dataclass
 
 FULL_MEMORY = 0.95
 """Share of memory above which a worker gets no larger batch (section 3.3.2)."""

@@ -7,7 +7,6 @@ import statistics
 from base64 import b64decode, b64encode
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
@@ -28,6 +27,7 @@ from hetctl.model.run_status import BalanceHistory, BalancePoint
 from hetctl.model.serialization import decode, encode
 from hetctl.model.simulation import AnswerDifference
 from hetctl.model.training_settings import BalanceSettings
+from hetctl.model.values import dataclass
 
 DOUBLE = "<f8"
 """Type of weights, the same on every machine."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from hetctl.methods.balance.manager import FULL_MEMORY, BatchSizeManager, Observation, equal_batches
 from hetctl.methods.balance.step_time import TimeCurve, balance_time, balanced
 from hetctl.model.simulation import ConditionSpan, Iteration
+from hetctl.model.values import dataclass
 
 REACHED = 1.05
 """Largest ratio to t* of a balanced iteration."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Protocol
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.values import dataclass
 
 Values = NDArray[np.float64]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hetctl.model.ensemble import Member
+from hetctl.model.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ follow its epoch 2(e - 1) + 1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hetctl.methods.hopper.hop_events import (
     Converge,
@@ -40,6 +40,7 @@ from hetctl.model.hops import (
 from hetctl.model.plan import HOPPER, Allocation, Placement
 from hetctl.model.site import Node
 from hetctl.model.training_progress import EpochResult
+from hetctl.model.values import dataclass
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Start, Task
 from hetctl.scheduling.job_scheduler import DEADLINE, FINISHED, JobScheduler, Observer, RunningTask

@@ -9,13 +9,13 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetctl.methods.hopper.schedule import Hop, Schedule, SearchOptions
 from hetctl.methods.hopper.unit_times import UnitTimes
+from hetctl.model.values import dataclass
 
 NOISES = (0.1, 0.02, 0.2, 0.05, 0.4)
 """Noise levels of `dense` to try in turn, as shares of the longest configuration's time."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from hetctl.model.hops import Visit, node_of, slots_in
+from hetctl.model.values import dataclass
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from hetctl.methods.hopper.schedule import Schedule
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.plan import DATA_PARALLEL, HOPPER
+from hetctl.model.values import dataclass
 
 HYBRID = "hybrid"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import count, takewhile
 from operator import attrgetter
 
@@ -15,6 +14,7 @@ from hetctl.methods.hopper.schedule import Hop, Schedule, SearchOptions
 from hetctl.methods.hopper.state_machine import Hopper
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.hops import Visit
+from hetctl.model.values import dataclass
 
 MOST_SECONDS = 0.2
 """Time limit of a search in seconds, short since workers are idle meanwhile."""

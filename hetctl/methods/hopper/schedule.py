@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.hops import Visit
+from hetctl.model.values import dataclass
 
 PRECISION = 1e-9
 """Tolerance relative to the makespan: times are sums of floating-point numbers."""

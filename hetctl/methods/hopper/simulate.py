@@ -6,7 +6,7 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any
 
@@ -18,6 +18,7 @@ from hetctl.methods.hopper.state_machine import Hopper
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.hops import Visit
+from hetctl.model.values import dataclass
 
 
 class HopEvent(IntEnum):

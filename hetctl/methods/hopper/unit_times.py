@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.values import dataclass
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,6 @@ on the same partition, so that members visit as many partitions as without group
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.errors import BadInputError
 from hetctl.model.hops import gpus_in, worker_named
 from hetctl.model.site import Node
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 
 GROUP_CONNECT_S = 0.2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, plan
@@ -24,6 +24,7 @@ from hetctl.model.pipelines import PipelineLayout, StagePlan
 from hetctl.model.plan import PIPELINE, Allocation, Placement
 from hetctl.model.serialization import decode
 from hetctl.model.site import Node
+from hetctl.model.values import dataclass
 from hetctl.scheduling.planners.base import Decision, Planner, Request
 
 PLANNER = "pipelines"

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -43,6 +43,7 @@ from hetctl.methods.pipeline.transfers import Traffic, Waves, at_once_s, traffic
 from hetctl.methods.pipeline.wsp import Bounds
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.pipelines import Stage
+from hetctl.model.values import dataclass
 from hetctl.scheduling.planners.base import nearest
 
 BEST = "best"

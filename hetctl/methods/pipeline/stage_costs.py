@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetctl.model.site import Point
+from hetctl.model.values import dataclass
 
 Gpu = tuple[int, int]
 """Numbers of the node and of the GPU in it, both counted from 0."""

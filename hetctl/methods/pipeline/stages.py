@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from hetctl.methods.pipeline.partition import Cut
@@ -20,6 +19,7 @@ from hetctl.methods.pipeline.stage_costs import (
     minibatches_held,
 )
 from hetctl.model.pipelines import Stage
+from hetctl.model.values import dataclass
 
 Passes = tuple[tuple[float, float], ...]
 """Seconds of the forward and the backward task of each stage, including the transfer of their inputs."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from statistics import fmean
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from hetctl.methods.pipeline.stage_costs import minibatches_held, most_in_flight
 from hetctl.methods.pipeline.stages import Passes
 from hetctl.methods.pipeline.transfers import ALONE, Network, Traffic, load_s
 from hetctl.methods.pipeline.wsp import Bounds, StageQueue
+from hetctl.model.values import dataclass
 
 
 class StageTask(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from heapq import heappop, heappush
 from itertools import accumulate, count, pairwise
@@ -18,6 +17,7 @@ from typing import NamedTuple
 from hetctl.methods.pipeline.stage_costs import Gpu, LayerProfile, Links, PipelineCluster
 from hetctl.methods.pipeline.stages import VirtualWorker, stages_of_layers
 from hetctl.model.plan import LOCAL
+from hetctl.model.values import dataclass
 
 SharedResource = tuple[str, int]
 """Something shared: its kind, one of `OUT`, `IN` and `SERVER`, and its node."""

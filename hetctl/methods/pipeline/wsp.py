@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from hetctl.model.pipelines import WaveRecord
+from hetctl.model.values import dataclass
 
 
 @dataclass(frozen=True)

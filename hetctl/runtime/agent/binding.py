@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from hetctl.cluster.launchers.nodes import NODE_VARIABLES
+from hetctl.model.values import dataclass
 from hetctl.runtime.agent.gpus import parse_cpu_list
 from hetctl.runtime.agent.messages import AgentAssignment, AgentFacts
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from hetctl.model.values import dataclass
 from hetctl.runtime.agent.gpus import Gpu, energy
 
 POWERCAP = Path("/sys/class/powercap")

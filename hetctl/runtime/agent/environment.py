@@ -19,12 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from hetctl.cluster.launchers.container import PACKAGE
 from hetctl.model.serialization import decode, encode
+from hetctl.model.values import dataclass
 from hetctl.runtime.agent.joining import CONNECT_S, DriverAddress, DriverFile
 from hetctl.runtime.agent.messages import ENVIRONMENT, Archive, SourceRequest
 from hetctl.runtime.agent.rank_template import run_to_the_end

@@ -28,10 +28,12 @@ import importlib
 import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, TypeVar
+
+from hetctl.model.values import dataclass
 
 T = TypeVar("T")
 

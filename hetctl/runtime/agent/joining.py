@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hetctl.model.serialization import decode, encode, parse
 from hetctl.model.site import LEASE_SHARE
+from hetctl.model.values import dataclass
 from hetctl.runtime.agent.messages import REJECTED, SHUTDOWN, AgentAssignment, AgentFacts, Archive
 from hetctl.runtime.transport import Address, Connection, JobIdentity, connect
 from hetctl.runtime.worker.scripts.warm_start import WarmPython

@@ -10,9 +10,10 @@ Before all that, a node may ask for a source of its `ENVIRONMENT`.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from hetctl.model.site import USUAL_TIMEOUTS
+from hetctl.model.values import dataclass
 from hetctl.runtime.transport import Address
 
 START = "start"

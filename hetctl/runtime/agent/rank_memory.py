@@ -7,9 +7,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from hetctl.model.values import dataclass
 from hetctl.runtime.agent.messages import Overuse
 from hetctl.storage.processes import commands_below
 

@@ -17,9 +17,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hetctl.model.serialization import decode, encode, parse
+from hetctl.model.values import dataclass
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.worker.scripts.warm_start import WarmPythons
 from hetctl.storage.processes import die_with_parent

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from hetctl.model.errors import BadInputError
 from hetctl.model.run import CACHED, NONE
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.loaders import (
     USUAL_LOADER_WAITS,
     ArrayLoader,

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 
 from hetctl.model.errors import HetctlError
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.preprocessors import FILE_SYSTEM, Preprocessors
 from hetctl.runtime.data.round_inputs import Lockstep
 from hetctl.runtime.data.sampler import Chunk, Numbers, Order, Stream, epoch_order, moved, reassigned

@@ -19,7 +19,6 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.interpreter import skip_last_collections
 from hetctl.model.plan import Allocation
 from hetctl.model.profile import PreprocessPoint
+from hetctl.model.values import dataclass
 from hetctl.perf.preprocessing import preprocessors_needed
 from hetctl.runtime.agent.binding import hide_gpus
 from hetctl.runtime.data.loaders import PreprocessorPool

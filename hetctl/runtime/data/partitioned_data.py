@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +20,7 @@ from hetctl.model.ensemble import Member, Partitions
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import NetworkInterfaces, Timeouts
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.loaders import ArrayLoader, Batch, Loader, Samples, StreamLoader
 from hetctl.runtime.data.partition_folder import path_on_node
 from hetctl.runtime.data.sample_accesses import Numbers, SampleAccesses, Transfer

@@ -10,7 +10,6 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import count, repeat
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from hetctl.model.profile import PreprocessPoint
 from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
+from hetctl.model.values import dataclass
 from hetctl.perf.preprocessing import preprocessors_needed
 from hetctl.runtime.job_logs import append
 

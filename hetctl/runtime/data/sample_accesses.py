@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError
+from hetctl.model.values import dataclass
 
 Numbers = npt.NDArray[np.int64]
 Levels = Counter[int]

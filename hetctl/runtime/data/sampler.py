@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.ensemble import Member
+from hetctl.model.values import dataclass
 
 Numbers = npt.NDArray[np.int64]
 Order = tuple[int, ...]

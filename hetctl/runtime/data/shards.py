@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from copy import copy
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.named_arrays import rows_of
 from hetctl.runtime.data.sampler import Numbers, Order, epoch_order
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, Protocol
 
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.named_arrays import Collated, CollatedSource, NamedArrays, record_of
 from hetctl.runtime.data.shards import Shards, ShardSource
 

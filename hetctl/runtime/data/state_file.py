@@ -10,7 +10,6 @@ import json
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.serialization import encode, parse
+from hetctl.model.values import dataclass
 from hetctl.runtime.worker.checkpoint import Arrays, TrainingState
 
 MAGIC = b"hetctl state 1\n\0"

@@ -11,7 +11,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.hops import PartitionManifest
 from hetctl.model.interpreter import skip_last_collections
 from hetctl.model.serialization import encode, parse
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.named_arrays import CollatedSource
 from hetctl.runtime.data.partition_files import described, write_partition
 from hetctl.runtime.data.partition_folder import lacking_partitions, write_manifest

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from hetctl.model.events import EXIT_CODES, ExitReason
 from hetctl.model.hops import StateFetched, StoreOpened
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
+from hetctl.model.values import dataclass
 from hetctl.runtime.agent.binding import GPU
 from hetctl.runtime.agent.joining import DriverAddress
 from hetctl.runtime.agent.messages import (

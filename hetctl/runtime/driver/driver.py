@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from hetctl.model.job import SUPERSEDED_EXIT
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.stage_in import stage_orders
 from hetctl.runtime.driver.classify_exit import failed_nodes
 from hetctl.runtime.driver.job_modes import JobContext, JobMode, modes_of

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
 from pathlib import PurePath
 
 from hetctl.methods.hopper.hop_events import HopProgress
 from hetctl.model.ensemble import Member
 from hetctl.model.events import Event
 from hetctl.model.run import RunSpec
+from hetctl.model.values import dataclass
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState, visit_in
 from hetctl.storage.event_files import read_events
 from hetctl.storage.paths import RunFolder

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hetctl.model.interpreter import load_entry
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE
 from hetctl.model.run import RunSpec
+from hetctl.model.values import dataclass
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.driver.rounds import Rounds
 from hetctl.runtime.driver.run_members import RunMembers, RunObserver

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from hetctl.cluster.launchers.agents import NodeGpu
@@ -16,6 +16,7 @@ from hetctl.model.events import LOST_PEER, ExitReason
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import LiveMetrics
+from hetctl.model.values import dataclass
 from hetctl.runtime.agent.messages import Overuse
 from hetctl.runtime.driver.classify_exit import DESCRIPTIONS, with_peak
 from hetctl.runtime.job_logs import append, end_of

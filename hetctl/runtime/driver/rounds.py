@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.cluster.launchers.container import node_command
@@ -18,6 +18,7 @@ from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Site
 from hetctl.model.training_settings import OFF
+from hetctl.model.values import dataclass
 from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.runtime.data.round_inputs import InputShare, RoundInputs, append_round, nodes_of
 from hetctl.runtime.data.sharing.node_folder import run_key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hetctl.model.ensemble import Ensemble, Member
@@ -13,6 +13,7 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation
 from hetctl.model.profile import PreprocessPoint
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.searches import PRUNED
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.preprocessing import seen_points
 from hetctl.perf.sharing import GpuTerms

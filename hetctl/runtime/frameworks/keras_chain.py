@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -11,6 +10,7 @@ from keras.src.models.functional import Functional
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.keras_model import compiled_model, deferred_values, give_values
 from hetctl.runtime.frameworks.keras_stages import KerasStage, TrainedWith

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
+from hetctl.model.values import dataclass
 from hetctl.runtime.frameworks.keras_model import (
     KerasRate,
     array_of,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.ensemble import Member
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.loaders import Samples
 
 Tensor = npt.NDArray[Any]

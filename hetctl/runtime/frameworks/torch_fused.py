@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache, partial
 from itertools import product
 from typing import Any
@@ -23,6 +23,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hetctl.model.ensemble import Member
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.batches import Batches, TrainingData
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.sampler import parts_of

@@ -7,7 +7,6 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
+from hetctl.model.values import dataclass
 from hetctl.runtime.frameworks.stage_network import ComputeTime, PassedTensor, Tensor, TensorMemory
 from hetctl.runtime.frameworks.torch_batches import empty_array, sent_array
 from hetctl.runtime.worker.measuring.layer_memory import GpuMemory, MemoryGauge

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial, wraps
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from hetctl.model.errors import BadInputError
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks import packed_state
 from hetctl.runtime.frameworks.torch_batches import tensors_of

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import nn
 from torch.func import functional_call
 
 from hetctl.model.errors import BadInputError
+from hetctl.model.values import dataclass
 from hetctl.runtime.frameworks.stage_network import (
     LAYER,
     ComputeTime,

@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy as np
 from hetctl.methods.pipeline.stages import SLOTS
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import NetworkInterfaces, Timeouts
+from hetctl.model.values import dataclass
 from hetctl.runtime.frameworks.stage_network import PassedTensor, Tensor, TensorMemory
 from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.transport import Address, Connection, Listener, connect

@@ -8,13 +8,14 @@ import time
 from collections import deque
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 from hetctl.model.errors import BadInputError
 from hetctl.model.pipelines import PipelineLayout, StageReport, WaveRecord
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_settings import EVERY_EPOCH
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.batches import validation_batches
 from hetctl.runtime.data.input_pipeline import refuse_own_batches
 from hetctl.runtime.data.loaders import Batch, Loader

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from hetctl.methods.pipeline.wsp import Bounds, StageQueue, WspClock
 from hetctl.model.pipelines import PipelineLayout, WaveRecord
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.loaders import Batch, Samples
 from hetctl.runtime.data.sampler import parts_of
 from hetctl.runtime.frameworks.stage_network import PassedTensor, StageNetwork, Tensor

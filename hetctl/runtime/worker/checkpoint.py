@@ -15,7 +15,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatch
 from functools import wraps
 from itertools import islice
@@ -26,6 +26,7 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import is_transient
 from hetctl.model.serialization import encode, parse
 from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult
+from hetctl.model.values import dataclass
 from hetctl.storage.atomic_io import (
     make_private_folder,
     read_json,

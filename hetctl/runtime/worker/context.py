@@ -6,11 +6,11 @@ import gc
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.site import ANY_INTERFACES, HEARTBEAT_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
+from hetctl.model.values import dataclass
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline, open_validation
 from hetctl.runtime.data.loaders import Loader, Samples

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import keep_orders
 from hetctl.runtime.frameworks import FusedSteps

@@ -13,11 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
+from hetctl.model.values import dataclass
 from hetctl.runtime.interfaces import chosen_interface, control_address, interface_of, plain_address
 from hetctl.runtime.transport import LOCALHOST, Address, Connection, JobIdentity, Listener, connect
 

@@ -8,7 +8,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from hetctl.model.ensemble import Ensemble, Member, Partitions
 from hetctl.model.errors import BadInputError
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.partition_folder import path_on_node
 from hetctl.runtime.data.partitioned_data import read_partition
 from hetctl.runtime.data.sharing.node_folder import node_folder, state_folder

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from hetctl.model.profile import PreprocessPoint
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult, TimedRate
 from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
+from hetctl.model.values import dataclass
 from hetctl.perf.rate_prediction import is_noteworthy
 from hetctl.runtime.data.loaders import Loader
 from hetctl.runtime.frameworks import TrainableNetwork, finished

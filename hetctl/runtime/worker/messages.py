@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from hetctl.cluster.launchers.agents import round_prefix
@@ -14,6 +14,7 @@ from hetctl.model.run import NONE
 from hetctl.model.serialization import encode
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.model.training_settings import BalanceSettings
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.transport import Address
 from hetctl.runtime.worker.group import RankInfo

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from hetctl.model.searches import PART
 from hetctl.model.training_progress import RankShare
 from hetctl.model.training_settings import OFF
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.batches import Batches, StepBalancer, validation_batches
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import ArrayLoader, Loader, Samples

@@ -7,12 +7,13 @@ import inspect
 import sys
 from collections import UserDict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, SupportsFloat
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.interpreter import without_collections
+from hetctl.model.values import dataclass
 from hetctl.runtime.worker.predictions import Batch, Share, joined
 
 

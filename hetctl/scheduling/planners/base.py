@@ -6,7 +6,7 @@ import difflib
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from hetctl.model.plan import (
 )
 from hetctl.model.site import Node
 from hetctl.model.training_settings import AUTO, BALANCE_MODES
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import Backlog
 

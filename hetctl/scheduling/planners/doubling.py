@@ -18,11 +18,11 @@ import heapq
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 from hetctl.model.site import Node
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.rate_extrapolation import gpu_count
 from hetctl.scheduling.planners.base import Decision, Planner, Request, gpus_after

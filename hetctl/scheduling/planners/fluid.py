@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import merge
 from statistics import NormalDist
 
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import Envelope, WaitingMember, envelope_of, fluid_time
 from hetctl.scheduling.planners import mean_jct

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any
 
 from hetctl.model.plan import Allocation
 from hetctl.model.site import Node
 from hetctl.model.training_settings import OFF
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import Identity, least_s
 from hetctl.perf.rate_extrapolation import gpu_count

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from hetctl.model.plan import Placement
 from hetctl.model.site import Node
+from hetctl.model.values import dataclass
 from hetctl.scheduling.planners.base import Decision, Request, allocation_on
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import Node
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.sharing import FULL, slowdown
 from hetctl.scheduling.planners.base import Decision, Request, RunningMember

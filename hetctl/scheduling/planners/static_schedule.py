@@ -6,10 +6,10 @@ import heapq
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from hetctl.model.values import dataclass
 from hetctl.perf.epoch_timeline import Allotments
 from hetctl.scheduling.planners.placement import most_on_one
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from hetctl.model.site import Cluster
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.scheduling.simulate.rate_learner import RateLearner
 

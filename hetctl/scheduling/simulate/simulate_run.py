@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.simulation import Interval, Simulation
+from hetctl.model.values import dataclass
 from hetctl.perf.bounds import makespan_bound, mean_jct_bound
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import MEAN_JCT, Options, Planner

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hetctl.model.plan import Allocation, Forecast
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import TOLERANCE, EpochTimeline
 

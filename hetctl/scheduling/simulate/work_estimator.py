@@ -6,9 +6,10 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from hetctl.model.ensemble import StopRule
+from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.convergence import (
     LEAST_POINTS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from hetctl.methods.balance.predictors.network_training import (
 )
 from hetctl.methods.balance.step_time import Values
 from hetctl.model.errors import BadInputError
+from hetctl.model.values import dataclass
 
 PREDICTS_FROM = 500
 """Iterations with the moving average, before the networks predict (LB-BSP, section 4)."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hetctl.methods.balance.step_time import Values
+from hetctl.model.values import dataclass
 
 MOST_STEPS, PATIENCE = 20, 3
 """Most training steps, and most steps in a row without a lower held-out error."""

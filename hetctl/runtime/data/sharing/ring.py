@@ -20,7 +20,6 @@ import mmap
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -28,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError, HetctlError, LockedError
+from hetctl.model.values import dataclass
 from hetctl.runtime.data.sharing.ofd_locks import ByteLocks
 from hetctl.runtime.data.sharing.shared_file import create, fence, map_whole
 

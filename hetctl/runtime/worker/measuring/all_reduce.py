@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from hetctl.model.plan import Placement
 from hetctl.model.site import Node
+from hetctl.model.values import dataclass
 from hetctl.runtime.frameworks import GLOO, NCCL
 
 NAME = "all-reduce"

@@ -6,12 +6,12 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hetctl.model.values import dataclass
 from hetctl.runtime.agent.gpus import gpus_of_node, memory_in_use, visible_gpus
 from hetctl.runtime.frameworks.stage_network import Tensor
 from hetctl.runtime.worker.hardware import peak_gpu_memory, peak_of_process, reset_peak_memory

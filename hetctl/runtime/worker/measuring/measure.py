@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import count
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from hetctl.model.ensemble import COMMAND, Ensemble, Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.profile import Hardware, ProfilePoint, shape_digest
 from hetctl.model.serialization import encode
+from hetctl.model.values import dataclass
 from hetctl.perf.profile_points import wanted_error
 from hetctl.perf.step_times import WANTED_ERROR, Mark, ScriptPace, is_measured, script_pace
 from hetctl.runtime.data.batches import Batches, validation_batches

@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hetctl.model.errors import BadInputError
 from hetctl.model.training_settings import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
+from hetctl.model.values import dataclass
 from hetctl.runtime.agent.rank_memory import private_bytes
 from hetctl.runtime.worker.messages import COMMAND_SIGNALS
 from hetctl.runtime.worker.scripts.warm_start import WarmStart

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import DISK_FULL_ERRORS, SERVER_ERRORS, BadInputError
 from hetctl.model.python_start import search_path
 from hetctl.model.training_settings import NO_RANKS, RESUME_VARIABLE
+from hetctl.model.values import dataclass
 from hetctl.runtime.agent.binding import VISIBLE_DEVICES, Binding
 from hetctl.runtime.agent.rank_memory import oom_kills
 from hetctl.runtime.horovod_rendezvous import horovod_rendezvous

@@ -6,12 +6,12 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.model.searches import PART
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult, TimedRate
+from hetctl.model.values import dataclass
 from hetctl.perf.step_times import (
     WANTED_IN_TRAINING,
     Mark,

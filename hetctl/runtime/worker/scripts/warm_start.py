@@ -18,13 +18,13 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hetctl.model.python_start import PythonStart, python_start, search_path
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_settings import FIRST_USE
+from hetctl.model.values import dataclass
 from hetctl.runtime.worker.scripts import warm_python
 from hetctl.storage.processes import die_with_parent
 
