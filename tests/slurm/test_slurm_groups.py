@@ -62,12 +62,11 @@ def test_a_group_on_two_nodes_equals_one_rank_with_larger_batch(slurm_cluster, t
         np.testing.assert_allclose(group[name], array, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("framework", MODULES)
-def test_lockstep_on_two_nodes_reads_each_sample_once(slurm_cluster, tmp_path, framework):
+def test_lockstep_on_two_nodes_reads_each_sample_once(slurm_cluster, tmp_path):
     epochs, members = 3, {"a": 2, "b": 1, "c": 1}
     readings = tmp_path / "readings"
     project = project_of(
-        framework, slurm_cluster, tmp_path / "project", members,
+        "pytorch", slurm_cluster, tmp_path / "project", members,
         functions={"input_fn": "handwriting:rows_input_fn"}, epochs=epochs,
         variables={"READINGS": str(readings)},
     )  # fmt: skip
@@ -126,21 +125,13 @@ MIGRATE = ("submit", "--planner", "fixed-4", "--gpus", "4", "--time", "10m", "--
 
 
 def test_samples_migrate_until_their_visits_are_equal(slurm_cluster, tmp_path):
-    project = partitioned_project(slurm_cluster, tmp_path, "tensorflow", epochs=4)
-    project.run(*MIGRATE)
-    visits, migrated = migrations_of(project)
-    assert visits[-1]["held"] == pytest.approx([160, 160, 160, 160], abs=20)
-    assert [each["most"] - each["fewest"] <= 2 for each in visits] == 4 * [True]
-    assert sum(each["samples"] for each in migrated) >= 140
-    assert {each["bytes"] // each["samples"] for each in migrated} == {8 * 8 * 4 + 8}
-    nodes = {each[end].split(":")[0] for each in migrated for end in ("source", "target")}
-    assert len(nodes) == 2
-
-
-def test_a_second_job_fetches_what_had_migrated(slurm_cluster, tmp_path):
-    project = partitioned_project(
-        slurm_cluster, tmp_path, "pytorch", epochs=8,
-        functions={"train_fn": "tiny_torch:paced_train_fn"},
+    """The second of two jobs fetches what had migrated; two ranks have 80 samples each, two 240."""
+    parts = tmp_path / "parts"
+    place_images(parts, {0: [0, 1], 1: [2, 3, 4, 5, 6, 7]})
+    project = project_of(
+        "pytorch", slurm_cluster, tmp_path / "project", {"m": RANKS}, epochs=8,
+        functions={"input_fn": "handwriting:part_input_fn", "train_fn": "tiny_torch:paced_train_fn"},
+        partitions=f"{{count: 8, path: '{parts}/$SLURM_NODEID/{{partition}}.npz'}}",
         config={**CONFIG, "seconds": 4 * [0.01], "seen": str(tmp_path / "seen")},
     )  # fmt: skip
     assert project.here(*MIGRATE[:-1]).code == 0
@@ -153,17 +144,19 @@ def test_a_second_job_fetches_what_had_migrated(slurm_cluster, tmp_path):
     assert visits[-1]["held"] == pytest.approx([160, 160, 160, 160], abs=20)
     assert [each["most"] - each["fewest"] <= 2 for each in visits] == 8 * [True]
     assert sum(each["samples"] for each in migrated) >= first_job + 140
+    assert {each["bytes"] // each["samples"] for each in migrated} == {8 * 8 * 4 + 8}
+    nodes = {each[end].split(":")[0] for each in migrated for end in ("source", "target")}
+    assert len(nodes) == 2
     seen = Counter(number for path in tmp_path.glob("seen-*") for number in path.read_text().split())
     assert sum(seen.values()) == 8 * SAMPLES
     assert len(seen) == SAMPLES
     assert max(seen.values()) - min(seen.values()) <= 2
 
 
-@pytest.mark.parametrize("by", ["source", "file"])
-def test_nodes_copy_their_partitions_and_remove_them(slurm_cluster, tmp_path, by):
+def test_nodes_copy_their_partitions_and_remove_them(slurm_cluster, tmp_path):
+    """Those that a file names; `test_data_stage_in` has how partitions with a `source` go round the nodes."""
     shared, disks = tmp_path / "shared", tmp_path / "disks"
     source, path = f"{shared}/{{partition}}.npz", f"{disks}/$SLURMD_NODENAME/{{partition}}.npz"
-    partitions = {"source": f"{{count: 8, source: '{source}', path: '{path}'}}", "file": "{file: parts.csv}"}
     # Before the job the names of its nodes are unknown: these stand for the first and the second.
     lines = [
         f"{n},{path.format(partition=n)},{('one', 'two')[n % 2]},{source.format(partition=n)}\n"
@@ -173,7 +166,7 @@ def test_nodes_copy_their_partitions_and_remove_them(slurm_cluster, tmp_path, by
     (tmp_path / "project" / "parts.csv").write_text("partition,path,nodes,source\n" + "".join(lines))
     project = project_of(
         "tensorflow", slurm_cluster, tmp_path / "project", {"m": RANKS},
-        functions={"input_fn": "handwriting:staged_input_fn"}, partitions=partitions[by],
+        functions={"input_fn": "handwriting:staged_input_fn"}, partitions="{file: parts.csv}",
     )  # fmt: skip
     made = project.here("partition", str(shared), "--json").json
     project.run(*MIGRATE)
@@ -190,17 +183,6 @@ def test_nodes_copy_their_partitions_and_remove_them(slurm_cluster, tmp_path, by
     assert sorted(path.name for path in disks.iterdir()) == sorted(nodes)
     assert list(disks.glob("*/*")) == list(disks.glob("*/.*")) == []
     assert len(list(shared.iterdir())) == 9
-
-
-def partitioned_project(cluster, folder, framework, *, functions=None, **how):
-    """Make a project whose first two ranks have 80 samples each, and the others 240."""
-    parts = folder / "parts"
-    place_images(parts, {0: [0, 1], 1: [2, 3, 4, 5, 6, 7]})
-    return project_of(
-        framework, cluster, folder / "project", {"m": RANKS},
-        functions={"input_fn": "handwriting:part_input_fn", **(functions or {})},
-        partitions=f"{{count: 8, path: '{parts}/$SLURM_NODEID/{{partition}}.npz'}}", **how,
-    )  # fmt: skip
 
 
 def migrations_of(project):

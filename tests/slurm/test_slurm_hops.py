@@ -6,32 +6,30 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
-from pathlib import Path
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hop_reference import digest_of
 from hop_rules import broken_by_visits
 from one_driver import problems
-from tiny_networks import ENSEMBLES, MODULES
+from tiny_networks import ENSEMBLES
+from visiting_ranks import digest, train_alone
 from workbench import ProjectFolder, driver_of, processes_on, ranks_of, wait_for
 
 from hetctl.model.hops import DONE
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.storage.paths import member_folder, tensorboard_file
 from hetctl.storage.progress_fold import events_in
+from hetctl.storage.run_files import read_spec
 from hetctl.storage.visit_fold import VisitLog
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training]
 RUN = "hops-001"
 OLDEST = "epoch-00000-000000000000-00000-000000000"
 """Name of a checkpoint before all others."""
-NODES, EPOCHS = ("n1", "n2", "n3", "n4"), 3
-TESTS = Path(__file__).parents[1]
-TWICE = [[node, NODES[(number + 1) % 4]] for number, node in enumerate(NODES)]
-"""Nodes of the partitions, two of each."""
+NODES, EPOCHS = ("n1", "n2", "n3", "n4"), 2
 CONFIGS = [
     {"units": units, **how}
     for units in (16, 24, 32)
@@ -42,11 +40,11 @@ CONFIGS = [
 ]
 ENSEMBLE = """\
 name: hops
-framework: {framework}
+framework: pytorch
 functions:
   input_fn: handwriting:staged_input_fn
-  model_fn: {module}:model_fn
-  train_fn: {module}:fit_train_fn
+  model_fn: tiny_torch:model_fn
+  train_fn: tiny_torch:fit_train_fn
 partitions: {{count: 4, path: '{disks}/$SLURMD_NODENAME/{{partition}}.npz'}}
 samples_per_epoch: 640
 stop: {{metric: val_loss, patience: 9, max_epochs: {epochs}}}
@@ -66,7 +64,6 @@ timeouts: {{orphaned: 5s, silence: {silence}, lease: 30s}}
 
 
 def project_of(
-    framework,
     cluster,
     folder,
     homes=None,
@@ -75,6 +72,7 @@ def project_of(
     silence="30s",
     configs=CONFIGS,
     gpus_per_node=1,
+    max_gpus=1,
     rate=500,
 ):
     """Make a project.
@@ -85,22 +83,24 @@ def project_of(
         Nodes of each partition, by default one each.
     pause_s : float
         Pause after each step.
+    max_gpus : int
+        GPUs of each member.
     """
     disks, home = folder / "disks", folder / "project"
     place_partitions(disks, homes or [[node] for node in NODES])
     (home / "site-configs").mkdir(parents=True)
-    for module in (*MODULES.values(), "handwriting"):
+    for module in ("tiny_torch", "handwriting"):
         shutil.copy(ENSEMBLES / f"{module}.py", home)
-    text = ENSEMBLE.format(framework=framework, module=MODULES[framework], disks=disks, epochs=epochs)
+    text = ENSEMBLE.format(disks=disks, epochs=epochs)
     members = [
-        MEMBER.format(number=number, config=json.dumps({**config, "pause_s": pause_s}), gpus=gpus_per_node)
+        MEMBER.format(number=number, config=json.dumps({**config, "pause_s": pause_s}), gpus=max_gpus)
         for number, config in enumerate(configs)
     ]
     (home / "ensemble.yaml").write_text(text + "".join(members))
     rates = "".join(
         f"m{number},{gpus},{rate * gpus},{640 * epochs}\n"
         for number in range(len(configs))
-        for gpus in range(1, gpus_per_node + 1)
+        for gpus in range(1, max_gpus + 1)
     )
     (home / "rates.csv").write_text("member,gpus,rate,samples\n" + rates)
     site = SITE.format(python=sys.executable, nodes=4 // gpus_per_node, gpus=gpus_per_node, silence=silence)
@@ -154,48 +154,42 @@ def assert_complete(project, epochs=EPOCHS):
 
 
 def assert_equal_to_one_process(project, visits):
-    """Return the digests of the last checkpoints: those of one process that follows the visits."""
-    everywhere, log = project.path.parent / "all", project.path / "visits.json"
+    """Assert that the last checkpoints are those of processes that follow the visits of one member each."""
+    everywhere = project.path.parent / "all"
     everywhere.mkdir()
     for path in project.path.parent.glob("disks/*/*.npz"):
         shutil.copy(path, everywhere)
-    log.write_text(json.dumps([[v["member"], v["epoch"], v["partition"], v["evaluates"]] for v in visits]))
-    specification = project.home.run(RUN).path / "run.json"
-    arguments = (str(specification), str(log), str(everywhere / "{partition}.npz"), "1")
-    path = f"{TESTS}:{project.path}:{TESTS.parent}"
-    done = subprocess.run(
-        [sys.executable, "-m", "hop_reference", *arguments],
-        capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": path, "WITHOUT_PAUSES": "1"},
-    )  # fmt: skip
-    expected = json.loads(done.stdout.splitlines()[-1])
+    ensemble = read_spec(project.home.run(RUN)).ensemble
+    ensemble = replace(
+        ensemble, partitions=replace(ensemble.partitions, path=f"{everywhere}/{{partition}}.npz")
+    )
+    expected = {}
+    for member in ensemble.members:
+        own = [v for v in visits if v["member"] == member.name]
+        order = [(v["epoch"], v["partition"], v["evaluates"], 1) for v in own]
+        quick = replace(member, config={**member.config, "pause_s": 0.0})
+        expected[member.name], _ = train_alone(everywhere, ensemble, quick, order)
     assert last_states(project, RUN, expected) == expected
-    return expected
 
 
 def last_states(project, run, names):
     """Return the digests of the members' last checkpoints."""
     folders = {name: member_folder(project.home.checkpoints, run, name) for name in names}
-    return {name: digest_of(CheckpointFolder(folder).load().arrays) for name, folder in folders.items()}
+    return {name: digest(CheckpointFolder(folder).load().arrays) for name, folder in folders.items()}
 
 
-@pytest.mark.parametrize("framework", MODULES)
-def test_hops_equal_one_process_that_follows_the_log(slurm_cluster, tmp_path, framework):
-    project = project_of(framework, slurm_cluster, tmp_path)
+def test_hops_equal_one_process_that_follows_the_log(slurm_cluster, tmp_path):
+    """So they do with either framework, as `test_worker_visiting` shows of its ranks."""
+    project = project_of(slurm_cluster, tmp_path)
     assert submit(project, "--wait")["state"] == "finished"
     visits = visits_of(events_of(project))
     assert_complete(project)
     homes = {visit["partition"]: visit["worker"] for visit in visits}
     assert homes == {number: f"{node}:0" for number, node in enumerate(NODES)}
     assert sum(visit["bytes"] > 0 for visit in visits) > len(visits) / 2
-    digests = assert_equal_to_one_process(project, visits)
-    assert all(
-        tensorboard_file(member_folder(project.home.checkpoints, RUN, name)).exists() for name in digests
-    )
-    if framework == "pytorch":  # With TensorFlow this takes three times as long.
-        assert project.here("hopper", "trace", "-o", "hops.jsonl").code == 0
-        assert submit(project, "--wait", "--new", "--replay", "hops.jsonl")["state"] == "finished"
-        assert last_states(project, "hops-002", digests) == digests
+    assert_equal_to_one_process(project, visits)
+    folders = [member_folder(project.home.checkpoints, RUN, visit["member"]) for visit in visits]
+    assert all(tensorboard_file(folder).exists() for folder in folders)
 
 
 def test_few_members_hop_from_group_to_group(slurm_cluster, tmp_path):
@@ -207,9 +201,10 @@ def test_few_members_hop_from_group_to_group(slurm_cluster, tmp_path):
         "pause_s": 0.2,
         "configs": CONFIGS[::3],
         "gpus_per_node": 2,
+        "max_gpus": 2,
         "rate": 50,
     }
-    project = project_of("pytorch", slurm_cluster, tmp_path, **few)
+    project = project_of(slurm_cluster, tmp_path, **few)
     submit(project)
     after_visits(project, 2)
     os.kill(rank_at_work(project), signal.SIGKILL)
@@ -230,8 +225,10 @@ def test_few_members_hop_from_group_to_group(slurm_cluster, tmp_path):
 
 @pytest.fixture
 def slow(slurm_cluster, tmp_path):
-    """A project of one epoch in training, whose partitions are on two nodes each."""
-    project = project_of("pytorch", slurm_cluster, tmp_path, TWICE, epochs=1, pause_s=0.1)
+    """A project of one epoch in training on two nodes of two GPUs, each with all partitions."""
+    homes = [["n1", "n2"]] * 4
+    how = {"epochs": 1, "pause_s": 0.6, "silence": "10s", "gpus_per_node": 2}
+    project = project_of(slurm_cluster, tmp_path, homes, **how)
     submit(project)
     yield project
     slurm_cluster.run("scancel", "--partition=main")
@@ -239,67 +236,57 @@ def slow(slurm_cluster, tmp_path):
 
 
 def test_faults_lose_no_visit_and_repeat_none(slow, slurm_cluster):
-    """A rank, then a node whose partitions others have, then the driver: each is killed in the middle."""
-    after_visits(slow, 4)
+    """In the middle, a rank is killed, then a node stands still, returns and dies, then the driver."""
+    after_visits(slow, 2)
     os.kill(rank_at_work(slow), signal.SIGKILL)
-    after_visits(slow, 9)
-    slurm_cluster.crash_node("n4")
+    after_visits(slow, 6)
+    there = processes_on(slow.home.run(RUN).path, "n2")
+    for pid in there:
+        os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: "node lost" in plans_of(slow), 60)
+    for pid in there:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: is_used_again(slow, "n2"), 60)
+    (job,) = slow.here("status", "--json").json["jobs"]
+    assert job["failed_nodes"] == []
+    slurm_cluster.crash_node("n2")
     try:
-        after_visits(slow, 14)
-        wait_for(lambda: "node lost" in plans_of(slow), 60)
+        wait_for(lambda: plans_of(slow).count("node lost") == 2, 60)
     finally:
-        slurm_cluster.boot_node("n4")
+        slurm_cluster.boot_node("n2")
     unfinished = member_folder(slow.home.checkpoints, RUN, "m0") / f"{OLDEST}.tmp"
     unfinished.write_bytes(b"of a rank that was killed")
     driver_of(slow.home.run(RUN).path).kill()
     wait_for(slow.is_over, 180)
     assert not unfinished.exists()
     events = events_of(slow)
-    lost = [(event.data["worker"], event.data["reason"]) for event in events if event.kind == "visit_lost"]
-    assert [reason for _, reason in lost] == ["killed", "node-failure"]
-    assert lost[1][0] == "n4:0"
-    visits = visits_of(events)
+    assert plans_of(slow) == ["start", "node lost", "node joined", "node lost", "start"]
+    (_, reason), *others = lost = visits_lost(events)
+    assert reason == "killed", lost
+    assert "node-failure" in dict(map(reversed, others))
+    # Besides a node's own, visits are lost that waited for a state from there.
+    assert {(worker[:2], reason) for worker, reason in others} <= {("n2", "node-failure"), ("n1", "told")}
+    # Each time on each worker one at most.
+    assert max(Counter(worker for worker, _ in others).values()) <= 2
     assert_complete(slow, epochs=1)
-    assert_equal_to_one_process(slow, visits)
-    assert plans_of(slow) == ["start", "node lost", "start"]
+    assert_equal_to_one_process(slow, visits_of(events))
     started = [event.data["job"] for event in slow.driver_events(RUN) if event.kind == "job_started"]
     assert started == [0, 1]
 
 
-@pytest.fixture
-def slower(slurm_cluster, tmp_path):
-    """The same with visits of several seconds, of which some are left when a node returns."""
-    project = project_of("pytorch", slurm_cluster, tmp_path, TWICE, epochs=1, pause_s=0.8, silence="10s")
-    submit(project)
-    yield project
-    slurm_cluster.run("scancel", "--partition=main")
-    wait_for(slurm_cluster.all_idle, seconds=60)
+def visits_lost(events):
+    """Return worker and reason of each visit that was lost."""
+    return [(event.data["worker"], event.data["reason"]) for event in events if event.kind == "visit_lost"]
 
 
-def test_a_node_that_stood_still_is_used_again(slower):
-    """Its agent and ranks stand still until the driver has given it up."""
-    after_visits(slower, 3)
-    there = processes_on(slower.home.run(RUN).path, "n3")
-    for pid in there:
-        os.kill(pid, signal.SIGSTOP)
-    wait_for(lambda: "node lost" in plans_of(slower), 60)
-    for pid in there:
-        os.kill(pid, signal.SIGCONT)
-    wait_for(slower.is_over, 180)
-    events = events_of(slower)
-    assert plans_of(slower) == ["start", "node lost", "node joined"]
-    # Besides its own, visits are lost that waited for a state from there, one on each worker at most.
-    lost = [(event.data["worker"], event.data["reason"]) for event in events if event.kind == "visit_lost"]
-    assert len({worker for worker, _ in lost}) == len(lost)
-    assert all(reason == ("node-failure" if worker == "n3:0" else "told") for worker, reason in lost)
-    (joined,) = [event for event in events if event.kind == "node_joined"]
-    assert joined.data == {"job": 0, "node": "n3"}
-    visits = visits_of(events)
-    assert any(visit["worker"] == "n3:0" and visit["began_at"] > joined.time for visit in visits)
-    assert_complete(slower, epochs=1)
-    assert_equal_to_one_process(slower, visits)
-    (job,) = slower.here("status", "--json").json["jobs"]
-    assert job["failed_nodes"] == []
+def is_used_again(project, node):
+    """Return whether a visit has ended that began there after the node had joined."""
+    events = events_of(project)
+    joined = [event for event in events if event.kind == "node_joined"]
+    assert [event.data for event in joined] in ([], [{"job": 0, "node": node}])
+    return joined and any(
+        visit["worker"].startswith(node) and visit["began_at"] > joined[0].time for visit in visits_of(events)
+    )
 
 
 def plans_of(project):

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -13,13 +11,12 @@ from pathlib import Path
 
 import pytest
 from machine_speed import scaled
-from workbench import ranks_of
+from workbench import ProjectFolder, asked, ranks_of
 
 from hetctl.model.events import DRIVER
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode
 from hetctl.storage.event_files import read_events
-from hetctl.storage.paths import Home
 from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_files import read_spec
 
@@ -36,8 +33,7 @@ SITE = "timeouts: {{lease: 30s}}\nenvironment: {environment}\n"
 class Story:
     """The project in which everything happened, and what it printed."""
 
-    folder: Path
-    environment: dict[str, str]
+    project: ProjectFolder
     profile: dict
     plan: dict
     status: dict
@@ -45,7 +41,7 @@ class Story:
 
     @property
     def run(self):
-        return Home(self.folder / ".hetctl").run(RUN)
+        return self.project.home.run(RUN)
 
     def events(self):
         return events_in(self.run)
@@ -55,21 +51,12 @@ class Story:
 
     def witnesses(self):
         """Return what each rank said when it got hold of its GPU."""
-        lines = (self.folder / "witnesses" / "witness.jsonl").read_text().splitlines()
+        lines = (self.project.path / "witnesses" / "witness.jsonl").read_text().splitlines()
         return [record for record in map(json.loads, lines) if record["step"]]
 
     def witnesses_of_the_run(self):
         jobs = {job["batch_id"] for job in self.status["jobs"]}
         return [record for record in self.witnesses() if record["job"] in jobs]
-
-
-def hetctl(folder, environment, *arguments, code=0):
-    done = subprocess.run(
-        [sys.executable, "-m", "hetctl", *arguments, "--json"],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=WHOLE_RUN_S,
-    )  # fmt: skip
-    assert done.returncode == code, done.stdout + done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -83,15 +70,14 @@ def story(slurm_cluster, tmp_path_factory):
     variables["CREW_WITNESSES"] = str(folder / "witnesses")
     # The work, too, so that it does not fit one job.
     variables["CREW_BATCH_S"] = str(scaled(0.1))
-    size = {"HETCTL_GPUS": "8", "HETCTL_TIME": f"{WALL_S}s"}
+    size = {"HETCTL_GPUS": "4", "HETCTL_TIME": f"{WALL_S}s"}
     lab = slurm_cluster.lab(folder, SITE.format(environment=json.dumps(variables)))
-    environment = os.environ | lab | size
-    profile = hetctl(folder, environment, "profile", "--all")
-    plan = hetctl(folder, environment, "plan")
-    hetctl(folder, environment, "submit")
-    killed = kill_a_training_rank(Home(folder / ".hetctl").run(RUN))
-    status = wait_for_the_end(folder, environment)
-    return Story(folder, environment, profile, plan, status, killed)
+    project = ProjectFolder(folder, environment=lab | size)
+    profile = asked(project, "profile", "--all")
+    plan = asked(project, "plan")
+    asked(project, "submit")
+    killed = kill_a_training_rank(project.home.run(RUN))
+    return Story(project, profile, plan, wait_for_the_end(project), killed)
 
 
 def kill_a_training_rank(run):
@@ -137,11 +123,11 @@ def gpu_of(rank):
     return int(Path(f"/proc/{rank}/comm").read_text().rpartition("-")[2])
 
 
-def wait_for_the_end(folder, environment):
+def wait_for_the_end(project):
     """Only look: every further job has to be submitted by the script of the one before it."""
     end = time.monotonic() + WHOLE_RUN_S
     while time.monotonic() < end:
-        status = hetctl(folder, environment, "status")
+        status = asked(project, "status")
         alive = {"pending", "running"} & {
             job["state"] for job in status["jobs"]
         }  # the last script may be leaving
@@ -232,8 +218,8 @@ def test_ranks_ran_on_the_nodes_that_the_plan_named(story):
 
 
 def test_profiling_went_through_one_job_for_many_points(story):
-    assert len(list((story.folder / ".hetctl" / "profiles").glob("*/submitit/*_submission.sh"))) == 1
-    assert len(story.profile["points"]) == 12
+    assert len(list(story.project.home.profiles.glob("*/submitit/*_submission.sh"))) == 1
+    assert len(story.profile["points"]) == 8
 
 
 def test_the_plan_keeps_the_contract(story):

@@ -20,17 +20,17 @@ SECONDS = {"fast": 0.01, "slow": 0.02}
 """Per sample."""
 SITE = """\
 extends: slurm
-nodes: 4
-gpus_per_node: {gpus}
-cores_per_node: {gpus}
+nodes: {all}
+gpus_per_node: 2
+cores_per_node: 2
 memory_per_node: 6000MiB
 node_types:
-  - {{gpu_type: fast, nodes: 2, hosts: [n1, n3]}}
-  - {{gpu_type: slow, nodes: 2, hosts: [n2, n4]}}
+  - {{gpu_type: fast, nodes: {each}, hosts: {fast}}}
+  - {{gpu_type: slow, nodes: {each}, hosts: {slow}}}
 queues:
-  - {{name: main, max_nodes: 4, max_wall: 1h}}
-  - {{name: fast, max_nodes: 2, max_wall: 1h}}
-  - {{name: slow, max_nodes: 2, max_wall: 1h}}
+  - {{name: main, max_nodes: {all}, max_wall: 1h}}
+  - {{name: fast, max_nodes: {each}, max_wall: 1h}}
+  - {{name: slow, max_nodes: {each}, max_wall: 1h}}
 queue: main
 environment: {environment}
 """
@@ -42,7 +42,7 @@ functions: {input_fn: tiny_torch:input_fn, model_fn: tiny_torch:model_fn, train_
 stop: {metric: val_loss, target: 1000, expected_epochs: 200, max_epochs: 200}
 members:
 """
-MEMBER = "  - {{name: m, batch_size: 16, max_gpus: {gpus}, config: {config}}}\n"
+MEMBER = "  - {{name: m, batch_size: 16, max_gpus: 4, config: {config}}}\n"
 
 
 @pytest.fixture
@@ -57,16 +57,17 @@ def cluster(slurm_cluster):
         slurm_cluster.run("scontrol", "delete", f"partitionname={name}")
 
 
-def project_of(folder, cluster, gpus_per_node, most_gpus, config, **fields):
-    """Make a project with one member."""
-    text = ENSEMBLE + MEMBER.format(gpus=most_gpus, config=json.dumps(config))
+def project_of(folder, cluster, config, each=2, **fields):
+    """Make a project with one member, on so many nodes of each type."""
+    text = ENSEMBLE + MEMBER.format(config=json.dumps(config))
     environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
     project = new_project(folder / "project", text, environment=environment, **fields)
     for module in ("tiny_torch", "handwriting"):
         shutil.copy(ENSEMBLES / f"{module}.py", project.path)
     (project.path / "site-configs").mkdir()
     mpi = {name: value for name, value in cluster.environment().items() if name.startswith("OMPI")}
-    site = SITE.format(gpus=gpus_per_node, environment=json.dumps(mpi))
+    hosts = {name: list(nodes[:each]) for name, nodes in TYPES.items()}
+    site = SITE.format(environment=json.dumps(mpi), all=2 * each, each=each, **hosts)
     (project.path / "site-configs" / "lab.yaml").write_text(site)
     return project
 
@@ -78,15 +79,15 @@ def rates(answer):
 
 def test_a_job_measures_on_one_type_of_gpu(tmp_path, cluster):
     python = python_without_training(tmp_path)
-    project = project_of(tmp_path, cluster, 2, 4, {}, python=python)
+    project = project_of(tmp_path, cluster, {}, python=python)
     # Slurm gives the job n1 and n2, of different types.
-    first = project.hetctl("profile", "--all", "--json")
+    first = project.here("profile", "--all", "--json")
     assert first.code == 5
     assert rates(first) == [("fast", 1), ("fast", 2)]
     assert [(one["point"]["gpus"], one["error"]) for one in first.json["failures"]] == [
         (gpus, f"the job has no {gpus} GPUs of one type") for gpus in (3, 4)
     ]
-    second = project.hetctl("profile", "--all", "--queue", "slow", "--force", "--json")
+    second = project.here("profile", "--all", "--queue", "slow", "--force", "--json")
     assert second.code == 0, second
     assert rates(second) == [("fast", 1), ("fast", 2), *(("slow", gpus) for gpus in (1, 2, 3, 4))]
 
@@ -94,31 +95,32 @@ def test_a_job_measures_on_one_type_of_gpu(tmp_path, cluster):
 @pytest.mark.training
 def test_a_group_on_both_types_trains_with_the_planned_batches(tmp_path, cluster):
     config = {"seconds": {node: SECONDS[name] for name, nodes in TYPES.items() for node in nodes}}
-    project = project_of(tmp_path, cluster, 1, 4, config)
+    project = project_of(tmp_path, cluster, config, each=1)
     for queue in TYPES:
-        done = project.hetctl("profile", "--gpus", "2", "--queue", queue, "--force", "--json")
+        done = project.here("profile", "--gpus", "2", "--queue", queue, "--force", "--json")
         assert done.code == 0, done
     assert rates(done) == [("fast", 1), ("fast", 2), ("slow", 1), ("slow", 2)]
     size = ("--gpus", "4", "--time", "10m", "--mode", "auto")
-    plan = project.hetctl("plan", *size, "--json").json
+    plan = project.here("plan", *size, "--json").json
     assert [phase["mode"] for phase in plan["phases"]] == ["balanced"]
     assert plan["balance_gains"]["m"] > 1.2
     (planned,) = plan["rounds"][0]["allocations"]
-    shown = project.hetctl("plan", *size).stdout
+    shown = project.here("plan", *size).stdout
     assert f"gain of balanced batches over equal ones: m {plan['balance_gains']['m']:.2f}\n" in shown
-    done = project.hetctl("submit", *size, "--wait", "--json")
+    done = project.here("submit", *size, "--wait", "--json")
     assert (done.code, done.json["state"]) == (0, "finished"), done
     run = project.home.run("types-001")
     assert options_from(read_spec(run).options).mix_types
     events = events_in(run)
     (step,) = [event.data for event in events if event.kind == "task_started"]
-    assert {place["node"] for place in step["placement"]} == {"n1", "n2", "n3", "n4"}
+    # Slurm gives the job n1 and n2, of different types.
+    assert {place["node"] for place in step["placement"]} == {"n1", "n2"}
     (started,) = [event.data["reason"] for event in events if event.kind == "balance_started"]
     assert started == "several types of GPU"
     with (run.balance / "m.jsonl").open() as lines:
         first = next(record for record in records_in(lines) if isinstance(record, ManagerStart))
     sizes = dict(zip(first.workers, first.batches, strict=True))
-    fast, slow = ([sizes[f"{node}:0"] for node in nodes] for nodes in TYPES.values())
+    fast, slow = ([sizes[f"{node}:{gpu}"] for gpu in (0, 1)] for node in ("n1", "n2"))
     # The plan has the types' nodes in another order.
     assert sorted(first.batches) == sorted(planned["batch_sizes"])
     assert min(fast) > 16 > max(slow)
