@@ -268,20 +268,20 @@ class Kept:
         return replace(self._project, environment=dict(self._project.environment))
 
 
-def wait_for(condition, seconds: float = 120.0, rest: float = 9.0):
+def wait_for(condition, seconds: float = 120.0, rest: float = 19.0):
     """Wait until something is true; return it.
 
     Parameters
     ----------
     rest : float
-        Least pause between two looks, in durations of a look: a look at a whole run takes a while itself, and
-        looking all the time would slow the run down.
+        Least pause between two looks, in durations of a look, up to 3 s: a look at a whole run takes a while
+        itself, and looking all the time would slow the run down.
     """
     now = time.monotonic()
     limit = now + seconds
     while not (found := condition()):
         assert now < limit, "waited in vain"
-        time.sleep(max(0.05, rest * (time.monotonic() - now)))
+        time.sleep(min(max(0.05, rest * (time.monotonic() - now)), 3.0))
         now = time.monotonic()
     return found
 

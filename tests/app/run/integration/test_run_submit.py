@@ -55,7 +55,7 @@ def state(project):
     return project.here("status", "--json").json["state"]
 
 
-def test_a_run_that_ended_cannot_be_cancelled_any_more(start):
+def test_a_run_that_ended_cannot_be_cancelled_and_the_next_one_has_its_own_checkpoints(start):
     project = start()
     done = project.here("submit", "--wait", "--json")
     assert (done.code, done.json["state"]) == (0, "finished")
@@ -64,6 +64,15 @@ def test_a_run_that_ended_cannot_be_cancelled_any_more(start):
     wait_for(lambda: not alive(str(project.path)))
     again = project.here("cancel", "--json")
     assert (again.code, again.json["state"]) == (0, "finished")
+    # Everything below the home is private.
+    paths = [path for path in project.home.path.rglob("*") if not path.is_symlink()]
+    fake = [path for path in paths if "checkpoints" in path.parts]
+    assert [path for path in paths if path not in fake and path.stat().st_mode & 0o077] == []
+    assert project.home.run("trio-001").job(0).script.exists()
+    assert project.here("submit", "--wait").code == 0
+    assert project.epochs("trio-002") == {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
+    folders = project.home.checkpoints.glob("*/a")
+    assert {folder.parent.name for folder in folders} == {"trio-001", "trio-002"}
 
 
 def test_jobs_near_their_limit_submit_the_next_ones(start):
@@ -200,15 +209,6 @@ def test_a_cancelled_run_checkpoints_and_goes_on_where_it_was(start, tmp_path):
     assert project.epochs() == {name: list(range(1, 26)) for name in "abc"}
 
 
-def test_the_run_after_a_finished_one_has_its_own_checkpoints(start):
-    project = start()
-    assert project.here("submit", "--wait").code == 0
-    assert project.here("submit", "--wait").code == 0
-    assert project.epochs("trio-002") == {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
-    folders = project.home.checkpoints.glob("*/a")
-    assert {folder.parent.name for folder in folders} == {"trio-001", "trio-002"}
-
-
 def test_advance_continues_a_killed_job_without_losing_an_epoch(start, tmp_path):
     project = start(*[held(tmp_path, 12)] * 3)
     job = project.here("submit", "--json").json["job"]["batch_id"]
@@ -230,12 +230,3 @@ def signal_quietly(pid):
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-
-
-def test_everything_below_the_home_is_private(start):
-    project = start()
-    assert project.here("submit", "--wait").code == 0
-    paths = [path for path in project.home.path.rglob("*") if not path.is_symlink()]
-    fake = [path for path in paths if "checkpoints" in path.parts]
-    assert [path for path in paths if path not in fake and path.stat().st_mode & 0o077] == []
-    assert project.home.run("trio-001").job(0).script.exists()
