@@ -32,9 +32,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # TensorFlow's own default depends on the processor, and without oneDNN it does not count its memory.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
 
+VARIABLES = {"gpu": "HETCTL_TEST_GPUS", "weekly": "HETCTL_WEEKLY"}
+LEFT_OUT = [mark for mark, variable in VARIABLES.items() if os.environ.get(variable) != "1"]
+"""Marks of tests that are left out."""
+
 # Tests have the same device on each machine, but for those of GPUs.
-TESTS_GPUS = os.environ.get("HETCTL_TEST_GPUS") == "1"
-if not TESTS_GPUS:
+if "gpu" in LEFT_OUT:
     hide_gpus()
 
 # A build server must not fail for a case that has nothing to do with the change, and is slow; people explore.
@@ -76,9 +79,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests of GPUs; where tests are spread, begin with those on Slurm, which take longest."""
-    if not TESTS_GPUS:
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+    """Leave out some; where tests are spread, begin with those on Slurm, which take longest."""
+    items[:] = [item for item in items if not any(map(item.get_closest_marker, LEFT_OUT))]
     if hasattr(config, "workerinput"):  # the processes collect; the one that spreads tests does not
         items.sort(key=lambda item: not _on_slurm(item.nodeid))
 
