@@ -14,11 +14,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from workbench import ProjectFolder
 
+KILLS = int(os.environ.get("HETCTL_KILLS", "12"))
+"""Kills of a command; tests in which each kill costs a job have a part of them, the weekly workflow more."""
 MOST_VISITS = 3
 TRACED = (
     *("/hetctl/app/run/submission.py", "/hetctl/app/run/lifecycle.py", "/hetctl/app/run/job_states.py"),
@@ -92,9 +94,14 @@ def _tracer(seen: list[int], line: int | None) -> Callable[[FrameType, str, Any]
                 os.kill(os.getpid(), signal.SIGKILL)
         return of_line
 
+    counted: dict[CodeType, bool] = {}
+
     def of_call(frame: FrameType, _event: str, _argument: Any) -> Any:
-        # Bodies of modules and classes run once in a process, and in none that is forked after that.
-        is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
-        return of_line if is_function and frame.f_code.co_filename.endswith(TRACED) else None
+        code = frame.f_code
+        if (counts := counted.get(code)) is None:
+            # Bodies of modules and classes run once in a process, and in none that is forked after that.
+            is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
+            counts = counted[code] = is_function and code.co_filename.endswith(TRACED)
+        return of_line if counts else None
 
     return of_call

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
 import uuid
 
 import pytest
-from kills import at_once, killed, lines_of, spread
+from kills import KILLS, at_once, killed, lines_of, spread
 from slurm_cluster import SlurmCluster
 from workbench import new_project
 
@@ -16,9 +15,6 @@ from hetctl.app.project import Waits
 from hetctl.catalog.catalog import Catalog
 
 pytestmark = pytest.mark.slurm
-
-KILLS = int(os.environ.get("HETCTL_KILLS", "12"))
-"""Kills of each command; the weekly workflow has more."""
 
 TWICE = KILLS // 3
 

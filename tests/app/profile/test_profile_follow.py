@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import os
 import pty
 import select
 import signal
 import subprocess
+import sys
 import termios
 import time
 
@@ -17,6 +19,7 @@ from profiles import events_below, local_jobs, measured, measurings, members, pr
 from workbench import TIMEOUT_S, Result, alive, wait_for
 
 from hetctl.catalog.lock import ProjectLock
+from hetctl.cli.profile_display import ProfileDisplay
 from hetctl.storage.profile_request import read_jobs
 
 QUESTION = "cancel the job, or leave it measuring? [c/d]"
@@ -226,9 +229,16 @@ def test_a_job_of_another_ensemble_is_left_alone(project):
 
 
 @pytest.mark.parametrize(
-    ("typed", "cancelled"),
-    [("what?\nc\n", True), ("d\n", False), ("\x03", False), ("\x04", False)],
-    ids=["nonsense, then c", "d", "Ctrl-C", "end of input"],
+    ("typed", "cancels"), [("C\n", True), ("what?\n c\n", True), ("d\n", False), ("no\n", False), ("", False)]
+)
+def test_a_job_is_cancelled_by_this_answer_alone(monkeypatch, capsys, typed, cancels):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+    assert ProfileDisplay(quiet=True).cancels(["17"]) is cancels
+    assert capsys.readouterr().err == f"{QUESTION} " * (typed.count("\n") + (typed in ("", "no\n")))
+
+
+@pytest.mark.parametrize(
+    ("typed", "cancelled"), [("what?\nc\n", True), ("\x03", False)], ids=["nonsense, then c", "Ctrl-C"]
 )
 def test_ctrl_c_on_a_terminal_asks(project, on_terminal, typed, cancelled):
     terminal = on_terminal("profile")

@@ -32,33 +32,100 @@ def submitted(project, *options: str):
     return project.here("submit", "--gpus", "1", "--wait", "--json", *options)
 
 
-def events(project, kind: str) -> list:
-    return [event.data for event in events_in(project.home.run(RUN)) if event.kind == kind]
+def events(project, kind: str, member: str = "a") -> list:
+    found = events_in(project.home.run(RUN))
+    return [event.data for event in found if (event.kind, event.source) == (kind, member)]
 
 
-def log_of(project) -> str:
-    return project.home.run(RUN).log_of("a").read_text()
+def log_of(project, member: str = "a") -> str:
+    return project.home.run(RUN).log_of(member).read_text()
 
 
 def stopped_by(project) -> list[str]:
     return [event["reason"] for event in events(project, "stopped")]
 
 
-def test_a_script_trains_to_its_end(tmp_path):
-    project = project_of(tmp_path, "--epochs", "{epochs}")
-    done = submitted(project)
-    assert (done.code, project.epochs(RUN)) == (0, {"a": [1, 2, 3, 4]}), done
-    (member,) = done.json["members"]
-    assert member["reason"] == "its command has ended with exit code 0"
-    assert member["best"] == 0.25
-    assert events(project, "epoch")[1]["rate"] > 0
+FATES = {
+    "trained": ["--epochs", "4"],
+    "ruled": ["--epochs", "1000", "--epoch-s", "0.02"],
+    "child": ["--epochs", "4", "--harm", "child"],
+    "rank": ["--epochs", "4", "--harm", "rank"],
+    "garbage": ["--epochs", "2", "--harm", "garbage"],
+    "fails": ["--harm", "fail"],
+}
+"""Words of the script of each member."""
 
 
-def test_the_stop_rule_ends_a_script(tmp_path):
-    project = project_of(tmp_path, "--epochs", "1000", "--epoch-s", "0.02", max_epochs=3)
-    done = submitted(project)
-    assert done.json["members"][0]["reason"] == "3 epochs done"
-    assert "stopped after 3 epochs" in log_of(project)
+@pytest.fixture(scope="module")
+def fates(tmp_path_factory):
+    """A run of members whose scripts end in different ways, and what the command said of each."""
+    commands = {name: [sys.executable, "own_script.py", *words] for name, words in FATES.items()}
+    commands |= {"lacks": [sys.executable, "missing.py"], "mistyped": ["pyhton", "own_script.py"]}
+    stop = {"metric": "val_loss", "patience": 200, "max_epochs": 100}
+    members = [{"name": name, "command": words, "max_gpus": 1} for name, words in commands.items()]
+    members[1]["stop"] = {"max_epochs": 3}
+    ensemble = json.dumps({"name": "own", "stop": stop, "members": members})
+    folder = tmp_path_factory.mktemp("fates")
+    project = new_project(folder / "project", ensemble, environment={"HETCTL_SITE": "local"})
+    shutil.copy(TINY / "own_script.py", project.path)
+    rates = "".join(f"{name},1,1000,100\n" for name in commands)
+    (project.path / "rates.csv").write_text("member,gpus,rate,samples\n" + rates)
+    assert project.here("profile", "import", "rates.csv").code == 0
+    done = project.here("submit", "--gpus", "2", "--wait", "--json", "--retries", "1")
+    assert (done.code, done.json["state"]) == (5, "failed"), done
+    wait_for(lambda: not alive(str(project.path)))
+    return project, {member["member"]: member for member in done.json["members"]}
+
+
+def test_a_script_trains_to_its_end(fates):
+    project, members = fates
+    assert project.epochs(RUN)["trained"] == [1, 2, 3, 4]
+    assert members["trained"]["reason"] == "its command has ended with exit code 0"
+    assert members["trained"]["best"] == 0.25
+    assert events(project, "epoch", "trained")[1]["rate"] > 0
+
+
+def test_the_stop_rule_ends_a_script(fates):
+    project, members = fates
+    assert members["ruled"]["reason"] == "3 epochs done"
+    assert "stopped after 3 epochs" in log_of(project, "ruled")
+
+
+@pytest.mark.parametrize(("harm", "cause"), [("child", "SIGKILL"), ("rank", "killed by SIGKILL")])
+def test_a_killed_script_goes_on_from_its_checkpoint(fates, harm, cause):
+    project, _ = fates
+    assert project.epochs(RUN)[harm] == [1, 2, 3, 4]
+    ends = [e.data for e in project.driver_events(RUN) if e.kind == "task_ended"]
+    first = next(end for end in ends if end["member"] == harm)
+    assert first["fault"]
+    told = [event["error"] for event in events(project, "failed", harm)] or [first["description"]]
+    assert told[0].endswith(cause)
+    starts = [line for line in log_of(project, harm).splitlines() if line.startswith("named before")]
+    state = checkpoint_folder(read_spec(project.home.run(RUN)), harm) / "epochs.txt"
+    assert starts == ["named before: None", f"named before: {state}"]
+    assert "start after 2 epochs" in log_of(project, harm)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("fails", "ended with exit code 1: the data are not there"),
+        ("lacks", "can't open file"),
+        ("mistyped", "program 'pyhton' of the command cannot be started: No such"),
+    ],
+)
+def test_a_failed_script_has_its_last_error_as_cause(fates, name, cause):
+    _, members = fates
+    assert members[name]["state"] == "failed"
+    assert cause in members[name]["reason"]
+
+
+def test_garbage_among_the_reports_is_ignored(fates):
+    project, _ = fates
+    (ignored,) = events(project, "report_ignored", "garbage")
+    assert ignored == {"line": "?[31m epoch one is done", "rule": "it is not JSON"}
+    assert "is ignored: it is not JSON: ?[31m epoch one" in log_of(project, "garbage")
+    assert project.epochs(RUN)["garbage"] == [1, 2]
 
 
 def test_a_script_goes_on_in_the_next_job(tmp_path):
@@ -109,49 +176,6 @@ def test_status_shows_a_script_within_its_epoch(tmp_path):
     wait_for(lambda: not alive(str(project.path)))
 
 
-@pytest.mark.parametrize(("harm", "cause"), [("child", "SIGKILL"), ("rank", "killed by SIGKILL")])
-def test_a_killed_script_goes_on_from_its_checkpoint(tmp_path, harm, cause):
-    project = project_of(tmp_path, "--epochs", "4", "--harm", harm)
-    done = submitted(project)
-    assert (done.code, project.epochs(RUN)) == (0, {"a": [1, 2, 3, 4]}), done
-    first = next(e.data for e in project.driver_events(RUN) if e.kind == "task_ended")
-    assert first["fault"]
-    told = [event["error"] for event in events(project, "failed")] or [first["description"]]
-    assert told[0].endswith(cause)
-    starts = [line for line in log_of(project).splitlines() if line.startswith("named before")]
-    state = checkpoint_folder(read_spec(project.home.run(RUN)), "a") / "epochs.txt"
-    assert starts == ["named before: None", f"named before: {state}"]
-    assert "start after 2 epochs" in log_of(project)
-    wait_for(lambda: not alive(str(project.path)))
-
-
-@pytest.mark.parametrize(
-    ("words", "script", "cause"),
-    [
-        (["--harm", "fail"], "own_script.py", "ended with exit code 1: the data are not there"),
-        ([], "missing.py", "can't open file"),
-    ],
-)
-def test_a_failed_script_has_its_last_error_as_cause(tmp_path, words, script, cause):
-    project = project_of(tmp_path, *words)
-    file = project.path / "ensemble.yaml"
-    file.write_text(file.read_text().replace("own_script.py", script))
-    assert project.here("profile", "import", "rates.csv").code == 0
-    done = submitted(project, "--retries", "0")
-    assert done.code == 5
-    assert cause in done.json["members"][0]["reason"]
-
-
-def test_a_command_that_does_not_exist_is_named(tmp_path):
-    project = project_of(tmp_path)
-    file = project.path / "ensemble.yaml"
-    file.write_text(file.read_text().replace(sys.executable, "pyhton"))
-    assert project.here("profile", "import", "rates.csv").code == 0
-    done = submitted(project, "--retries", "0")
-    reason = done.json["members"][0]["reason"]
-    assert (done.code, "program 'pyhton' of the command cannot be started: No such" in reason) == (5, True)
-
-
 STRANGER = f"""\
 name: own
 command: {sys.executable} stranger.py --out_dir={{checkpoint_dir}} --harm={{harm}}
@@ -193,15 +217,6 @@ def test_modules_are_imported_once_on_a_node_before_any_rank_starts(tmp_path):
     assert (project.path / "imports").read_text() == "ahead of all "
     pythons = {re.search("forked by .*", project.home.run(RUN).log_of(name).read_text())[0] for name in "ab"}
     assert len(pythons) == 1
-
-
-def test_garbage_among_the_reports_is_ignored(tmp_path):
-    project = project_of(tmp_path, "--epochs", "2", "--harm", "garbage")
-    assert submitted(project).code == 0
-    (ignored,) = events(project, "report_ignored")
-    assert ignored == {"line": "?[31m epoch one is done", "rule": "it is not JSON"}
-    assert "is ignored: it is not JSON: ?[31m epoch one" in log_of(project)
-    assert project.epochs(RUN) == {"a": [1, 2]}
 
 
 def test_ranks_of_a_script_go_on_in_another_number(tmp_path):
