@@ -58,6 +58,9 @@ class BatchSystemEntry:
         Unit of its time limits in seconds.
     least_query_interval_s : float
         Least interval in seconds between queries while a run is watched.
+    dry_run : tuple of str
+        Command that tests a script from standard input, and prints the start that `parse_start` reads; empty:
+        there is none.
     job_options : mapping of str to str
         Its options for jobs, up to their values, by the names that they have in `job_options` of a site file.
     """
@@ -76,6 +79,7 @@ class BatchSystemEntry:
     optional_commands: Mapping[str, str] = field(default_factory=dict)
     time_unit_s: int = 1
     least_query_interval_s: float = 10.0
+    dry_run: tuple[str, ...] = ()
     job_options: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -109,6 +113,7 @@ SLURM = BatchSystemEntry(
         "sacct": "states of jobs that squeue no longer lists",
         "sacctmgr": "accounts and QOSes",
     },
+    dry_run=("sbatch", "--test-only"),
     # https://slurm.schedmd.com/sbatch.html
     job_options={
         name: f"--{name.replace('_', '-')}="

@@ -87,9 +87,9 @@ def _checked(path: Path, source: YamlSource) -> tuple[Site, Mapping[str, Any]]:
 
 def _problems(site: Site) -> Iterator[tuple[Location, str]]:
     names = {queue.name for queue in site.queues}
-    if site.queue is not None and site.queue not in names:
-        known = suggestion(site.queue, names)
-        yield ("queue",), f"must be one of the queues, got '{site.queue}'{known}"
+    for name in site.wanted_queues:
+        if name not in names:
+            yield ("queue",), f"must be one of the queues, got '{name}'{suggestion(name, names)}"
     most: dict[str, float] = {}
     for queue in site.queues:
         # Several entries of one name are bins by number of nodes, as on Summit.

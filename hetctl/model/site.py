@@ -348,7 +348,10 @@ class Site:
         tuple[NodeType, ...],
         Key("Types of GPU of a machine with several; their nodes must add up to `nodes`."),
     ] = ()
-    queue: Annotated[Word | None, Key("Queue to use; null: the first one.")] = None
+    queue: Annotated[
+        Word | tuple[Word, ...] | None,
+        Key("Queue to use, or several of which the one that starts a job first is; null: the first one."),
+    ] = None
     queue_option: Annotated[
         str,
         Key(
@@ -450,6 +453,11 @@ class Site:
         # The script must not export these: the next job, which it submits, would take them for the user's.
         set_by_user = {n: environment[n] for n in self.environment if is_overridable(n) and n in environment}
         return replace(self, environment={**self.environment, **set_by_user})
+
+    @property
+    def wanted_queues(self) -> tuple[str, ...]:
+        """Names of the queues to use, the usual one first; empty: any."""
+        return (self.queue,) if isinstance(self.queue, str) else self.queue or ()
 
     @property
     def gpus(self) -> int:

@@ -37,6 +37,11 @@ timeouts: {{lease: 30s}}
 stage: environment.tar
 stage_folder: {nodes}
 """
+QUEUES = """\
+extends: lab
+queues: [{name: main, max_nodes: 4, max_wall: 1h}, {name: urgent, max_nodes: 4, max_wall: 1h}]
+queue: [main, urgent]
+"""
 SBATCH = """\
 if [ -n "$SLURM_JOB_ID" ]; then
     echo "$@" >>{refused}
@@ -65,6 +70,8 @@ def test_a_chain_of_five_is_queued_from_the_login_node_without_gres_and_mem(slur
     python, nodes = python_without_training(tmp_path), tmp_path / "nodes"
     nodes.mkdir()
     lab = slurm_cluster.lab(tmp_path / "project", SITE.format(python=python, nodes=nodes))
+    (tmp_path / "project/site-configs/two.yaml").write_text(QUEUES)
+    lab["HETCTL_SITE"] = "two"
     path = {"PATH": f"{shims}:{os.environ['PATH']}"}
     project = new_project(tmp_path / "project", ENSEMBLE, environment=lab | path)
     with tarfile.open(project.path / "environment.tar", "w") as archive:
@@ -74,8 +81,14 @@ def test_a_chain_of_five_is_queued_from_the_login_node_without_gres_and_mem(slur
     checked = project.hetctl("doctor", "--json").json["checks"]
     assert {check["status"] for check in checked if check["name"] == "dry run"} == {"ok"}
     assert project.hetctl("profile", "--gpus", "2", "--json").json["points"]
-    submitted = project.hetctl("submit", "--gpus", "4", "--time", "10m", "--chain", "5")
+    # A queue that starts no jobs is not chosen.
+    slurm_cluster.run("scontrol", "update", "partitionname=main", "state=inactive")
+    try:
+        submitted = project.hetctl("submit", "--gpus", "4", "--time", "10m", "--chain", "5")
+    finally:
+        slurm_cluster.run("scontrol", "update", "partitionname=main", "state=up")
     assert submitted.code == 0, submitted
+    assert "submitted to urgent, of which the earliest start is expected" in submitted.stdout
 
     def jobs():
         with Catalog.open(project.home.catalog) as catalog:

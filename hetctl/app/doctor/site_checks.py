@@ -273,7 +273,7 @@ def dry_run(project: Project, site: Site) -> CheckResult:
     with tempfile.NamedTemporaryFile("w", prefix="hetctl-", suffix=".sh", encoding="utf-8") as file:
         file.write(script)
         file.flush()
-        answer = run_command(site, queues.dry_run_command(), Path(file.name))
+        answer = run_command(site, BATCH_SYSTEMS[site.batch_system].dry_run, Path(file.name))
     if answer.code != 0:
         fix = (
             "correct in the site file what Slurm's message names (`request` leaves out --gres and --mem),"
@@ -291,11 +291,11 @@ def _queues(
     for name in dict.fromkeys(queue.name for queue in site.queues):
         # A query that fails gives output without facts.
         facts = read(run_command(site, ask(name)).stdout, name)
-        yield queue_check(site, name, name == _used_queue(site), facts)
+        yield queue_check(site, name, name in (*site.wanted_queues, _used_queue(site)), facts)
 
 
 def _used_queue(site: Site) -> str:
-    return site.queue or site.queues[0].name
+    return next(iter(site.wanted_queues), site.queues[0].name)
 
 
 def _account(site: Site) -> CheckResult:

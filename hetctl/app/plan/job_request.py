@@ -53,7 +53,7 @@ def job_size(site: Site, gpus: int | None, wall_s: int | None, queue_name: str |
 
 
 def _bins(site: Site, queue_name: str | None) -> list[QueueBin]:
-    name = queue_name or site.queue
+    name = queue_name or next(iter(site.wanted_queues), None)
     found = tuple(queue for queue in site.queues if name in (None, queue.name))
     if not found:
         names = ", ".join(dict.fromkeys(queue.name for queue in site.queues))

@@ -295,8 +295,9 @@ def _planner_now(spec: RunSpec, requested: RequestedOptions) -> str:
 
 def _queue_now(spec: RunSpec, site: Site, requested: RequestedOptions) -> str:
     """Return the given queue, or else the site file's if it was edited since, or else the run's."""
-    edited = site.queue not in (None, spec.site.queue) and "queue" not in spec.given
-    return requested.queue or (site.queue if edited and site.queue else spec.queue)
+    usual = next(iter(site.wanted_queues), spec.queue)
+    edited = site.queue != spec.site.queue and "queue" not in spec.given
+    return requested.queue or (usual if edited else spec.queue)
 
 
 def _ensemble_now(spec: RunSpec, now: Ensemble) -> Ensemble:

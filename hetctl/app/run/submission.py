@@ -8,9 +8,11 @@ batch system has is adopted; any other is submitted.
 from __future__ import annotations
 
 import hashlib
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import field, replace
 from pathlib import Path
 
 from hetctl.app.plan.job_request import job_size
@@ -20,6 +22,9 @@ from hetctl.app.run.job_states import SHORTEST_JOB_S, excluded_nodes, used_at_mo
 from hetctl.app.run.select_run import record_of
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import BatchSystem, JobRequest, SubmissionInDoubtError
+from hetctl.cluster.batch.command import CommandRunner
+from hetctl.cluster.batch.queues import parse_start
+from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.cluster.launchers import LaunchSpec
 from hetctl.cluster.launchers.agents import agents_step, hop_lines, packing_lines, round_prefix, sets_by_step
 from hetctl.cluster.render import JobScript, render_job, submit_command
@@ -27,7 +32,7 @@ from hetctl.model.errors import BatchSystemError, InfeasibleError
 from hetctl.model.job import Job, JobState, RunReason, check_job_removal, check_run_removal, moved
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, Allocation, Placement, Plan
 from hetctl.model.run import NOTHING_USED, RunSpec, Usage
-from hetctl.model.site import NODES, Cluster, Node
+from hetctl.model.site import NODES, Cluster, Node, Queue, Site
 from hetctl.model.values import dataclass
 from hetctl.scheduling.job_size import grace_of
 from hetctl.storage.atomic_io import write_private
@@ -52,6 +57,8 @@ class Submission:
         members``, if no round is known, a member on one GPU is an example.
     packing : tuple of str
         A line for each node of the first round, if that is known.
+    alternatives : mapping of str to str
+        The script for each queue that takes the job, if there are several; its own is the first.
     """
 
     run: str
@@ -59,6 +66,7 @@ class Submission:
     script: str
     steps: tuple[LaunchSpec, ...]
     packing: tuple[str, ...] = ()
+    alternatives: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -149,12 +157,13 @@ def rendered(project: Project, spec: RunSpec, jobs: Sequence[Job], plan: Plan | 
         If the first round does not fit the job's nodes as planned.
     """
     *earlier, job = jobs
+    queue, *others = _queues_for(spec, job)
     script = JobScript(
         folder=project.home.run(spec.run),
         job=job.number,
         name=job.name,
         site=spec.site,
-        queue=job_size(spec.site, spec.gpus, spec.wall_s, spec.queue).queue,
+        queue=queue,
         nodes=job.nodes,
         wall_s=job.wall_s,
         grace_s=min(spec.grace_s, grace_of(job.wall_s)),
@@ -169,7 +178,38 @@ def rendered(project: Project, spec: RunSpec, jobs: Sequence[Job], plan: Plan | 
     packing = packing_lines(first, nodes) if first else _hops(spec, plan, nodes)
     steps = _steps_of(spec, script, nodes, first or [_example(spec, nodes[0])])
     text = render_job(script, project.template_folders)
-    return Submission(spec.run, request_of(script, spec.gpus), text, steps, tuple(packing))
+    other_texts = {
+        one.name: render_job(replace(script, queue=one), project.template_folders) for one in others
+    }
+    alternatives = {queue.name: text, **other_texts} if others else {}
+    return Submission(spec.run, request_of(script, spec.gpus), text, steps, tuple(packing), alternatives)
+
+
+def _queues_for(spec: RunSpec, job: Job) -> list[Queue]:
+    """Return the queues that take a job: the run's, then others of the site file that behave like it."""
+    usual = job_size(spec.site, spec.gpus, spec.wall_s, spec.queue).queue
+    found = [usual]
+    for name in () if "queue" in spec.given else spec.site.wanted_queues:
+        with suppress(InfeasibleError):
+            other = job_size(spec.site, spec.gpus, job.wall_s, name).queue
+            if other.name != usual.name and other.chain == usual.chain:
+                found.append(other)
+    return found
+
+
+def _starting_first(site: Site, alternatives: Mapping[str, str]) -> str:
+    """Return the queue that is expected to start a job first, of equals the first; "" if none is known."""
+    command, starts = BATCH_SYSTEMS[site.batch_system].dry_run, dict[str, str]()
+    for queue, text in alternatives.items() if command else ():
+        with tempfile.NamedTemporaryFile("w", prefix="hetctl-", suffix=".sh", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            # A queue that does not answer must not keep the job from another one.
+            with suppress(BatchSystemError):
+                answer = CommandRunner(site.timeouts.command_s).run(command, Path(file.name))
+                if answer.code == 0 and (start := parse_start(answer.stdout + answer.stderr)):
+                    starts[queue] = start
+    return min(starts, key=lambda queue: starts[queue], default="")
 
 
 def request_of(script: JobScript, gpus: int, submitit: Path | None = None) -> JobRequest:
@@ -253,7 +293,10 @@ def submit_last(
         if batch_id := claimed or batch.find([job.name], recorded=False).get(job.name, ""):
             return _adopted(catalog, folder, job, batch_id), "is found: it had been submitted before"
         keep_spec(folder.create(), catalog.spec_text(spec.run))
-        batch_id, what = submit_once(batch, submission.request, submission.script, project.waits.settle_s)
+        queue = _starting_first(spec.site, submission.alternatives)
+        script = submission.alternatives.get(queue, submission.script)
+        batch_id, what = submit_once(batch, submission.request, script, project.waits.settle_s)
+        what += f" to {queue}, of which the earliest start is expected" if queue else ""
     # A subclass of BatchSystemError: the job may exist, so its entry must stay.
     except SubmissionInDoubtError as doubt:
         raise SubmissionInDoubtError(

@@ -93,9 +93,13 @@ def parse_accounts(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
 
 
-def dry_run_command() -> list[str]:
-    """Return the sbatch command that checks a script from standard input without submitting it."""
-    return ["sbatch", "--test-only"]
+def parse_start(text: str) -> str | None:
+    """Return the start that sbatch expects of a tested script, as a local time to compare; None if none.
+
+    It prints ``sbatch: Job 7 to start at 2026-11-29T12:30:00 using 4 processors on nodes n1 in partition p``.
+    """
+    found = re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", text, re.ASCII)
+    return found[1] if found else None
 
 
 def parse_slurm_time(text: str) -> int | None:

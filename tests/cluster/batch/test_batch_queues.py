@@ -13,6 +13,7 @@ from hetctl.cluster.batch.queues import (
     parse_qos,
     parse_queue,
     parse_slurm_time,
+    parse_start,
 )
 
 PARTITION = (
@@ -119,3 +120,9 @@ def test_the_maximum_of_a_queue_counts():
 @given(st.text(alphabet="QUEUE: mainRLIT.0123456789-\n", max_size=200))
 def test_any_text_of_lsf_is_read_without_a_traceback(text):
     assert parse_queue(text, "main") is None or "main" in text
+
+
+def test_the_expected_start_of_a_tested_script_is_read():
+    said = "sbatch: Job 7 to start at 2026-11-29T12:30:00 using 4 processors on nodes n1 in partition main"
+    assert parse_start(f"sbatch: warning: hello\n{said}\n") == "2026-11-29T12:30:00"
+    assert parse_start("allocation failure: Requested node configuration is not available") is None
