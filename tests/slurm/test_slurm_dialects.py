@@ -76,15 +76,15 @@ def test_a_chain_of_five_is_queued_from_the_login_node_without_gres_and_mem(slur
     project = new_project(tmp_path / "project", ENSEMBLE, environment=lab | path)
     with tarfile.open(project.path / "environment.tar", "w") as archive:
         archive.add(python, "bin/python")
-    ask = project.hetctl("submit", "--dry-run", "--gpus", "4", "--time", "10m", "--job-option", "comment=hi")
+    ask = project.here("submit", "--dry-run", "--gpus", "4", "--time", "10m", "--job-option", "comment=hi")
     assert "#SBATCH --comment=hi\n" in ask.stdout
-    checked = project.hetctl("doctor", "--json").json["checks"]
+    checked = project.here("doctor", "--json").json["checks"]
     assert {check["status"] for check in checked if check["name"] == "dry run"} == {"ok"}
-    assert project.hetctl("profile", "--gpus", "2", "--json").json["points"]
+    assert project.here("profile", "--gpus", "2", "--json").json["points"]
     # A queue that starts no jobs is not chosen.
     slurm_cluster.run("scontrol", "update", "partitionname=main", "state=inactive")
     try:
-        submitted = project.hetctl("submit", "--gpus", "4", "--time", "10m", "--chain", "5")
+        submitted = project.here("submit", "--gpus", "4", "--time", "10m", "--chain", "5")
     finally:
         slurm_cluster.run("scontrol", "update", "partitionname=main", "state=up")
     assert submitted.code == 0, submitted
@@ -115,4 +115,4 @@ def test_a_chain_of_five_is_queued_from_the_login_node_without_gres_and_mem(slur
 
 
 def states(project):
-    return project.hetctl("status", "--json").json["jobs"]
+    return project.here("status", "--json").json["jobs"]

@@ -165,7 +165,7 @@ def test_nodes_copy_their_partitions_and_remove_them(slurm_cluster, tmp_path):
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "parts.csv").write_text("partition,path,nodes,source\n" + "".join(lines))
     project = project_of(
-        "tensorflow", slurm_cluster, tmp_path / "project", {"m": RANKS},
+        "pytorch", slurm_cluster, tmp_path / "project", {"m": RANKS},
         functions={"input_fn": "handwriting:staged_input_fn"}, partitions="{file: parts.csv}",
     )  # fmt: skip
     made = project.here("partition", str(shared), "--json").json

@@ -34,7 +34,7 @@ def project(tmp_path, slurm_cluster):
 
 
 def test_points_are_measured_by_several_jobs_in_turn(project, slurm_cluster):
-    done = project.hetctl("profile", "--jobs", "3", "--max-concurrent", "1", "--json")
+    done = project.here("profile", "--jobs", "3", "--max-concurrent", "1", "--json")
     assert done.code == 5
     assert sorted((p["member"], p["gpus"]) for p in done.json["points"]) == [
         ("a", 1), ("a", 2), ("b", 1), ("b", 2),
@@ -74,7 +74,7 @@ def test_the_next_command_follows_jobs_left_measuring(project, slurm_cluster, nu
     (path,) = project.home.profiles.glob("*/jobs.json")
     if number is signal.SIGKILL:
         write_jobs(path.parent, replace(read_jobs(path.parent), ids=()))
-    again = project.hetctl("profile", "--json")
+    again = project.here("profile", "--json")
     assert (again.code, len(again.json["points"])) == (0, 6)
     ids = read_jobs(path.parent).ids
     assert f"jobs {', '.join(ids)} measure" in again.stderr
@@ -91,16 +91,16 @@ def test_killed_at_any_step_of_its_submission(project):
     for line in spread(lines, FEW):
         shutil.rmtree(project.home.path)
         reached += killed(project, line, "profile", "--all")
-        again = project.hetctl("profile", "--all", "--json")
+        again = project.here("profile", "--all", "--json")
         assert (again.code, len(again.json["points"])) == (0, 6), again.stdout
         assert measurings(project) == ["a-1", "a-2", "b-1", "b-2", "c-1", "c-2"], line
     assert reached >= FEW - 1
 
 
 def test_links_are_measured_within_and_between_nodes(project):
-    done = project.hetctl("profile", "--links", "--gpus", "4", "--json")
+    done = project.here("profile", "--links", "--gpus", "4", "--json")
     assert done.code == 0, done.stdout
     nodes = {link["link"]: link["nodes"] for link in done.json["links"]}
     assert len(set(nodes["intra-node"])) == 1
     assert len(set(nodes["inter-node"])) == 2
-    assert project.hetctl("profile", "--links", "--gpus", "4", "--json").json["measured"] == 0
+    assert project.here("profile", "--links", "--gpus", "4", "--json").json["measured"] == 0

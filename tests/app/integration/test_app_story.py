@@ -31,7 +31,7 @@ def test_from_profile_to_report(tmp_path):
     for module in ("tiny.py", "handwriting.py"):
         shutil.copy(TINY / module, project.path)
 
-    first = project.hetctl("profile", "--json")
+    first = project.here("profile", "--json")
     assert (first.code, first.error["kind"]) == (5, "members-failed")
     assert [failure["point"]["member"] for failure in first.json["failures"]] == ["broken"]
     assert "ValueError: no such network" in first.json["failures"][0]["error"]
@@ -41,23 +41,23 @@ def test_from_profile_to_report(tmp_path):
 
     del MEMBERS["broken"]
     (project.path / "ensemble.yaml").write_text(ENSEMBLE.format(members=", ".join(MEMBERS.values())))
-    mended = project.hetctl("profile", "--json")
+    mended = project.here("profile", "--json")
     assert (mended.code, mended.json["measured"], mended.json["known"]) == (0, 0, 2)
 
-    plan = project.hetctl("plan", "--json")
+    plan = project.here("plan", "--json")
     assert plan.code == 0
     assert plan.json["predicted_makespan_s"] >= plan.json["lower_bound_s"] > 0
 
-    run = project.hetctl("submit", "--wait", "--json")
+    run = project.here("submit", "--wait", "--json")
     assert (run.code, run.json["state"]) == (0, "finished")
     assert {member["state"] for member in run.json["members"]} == {"converged"}
     assert all(member["best"] > 0.1 for member in run.json["members"])
     assert project.epochs("tiny-001") == {"small": [1, 2, 3], "large": [1, 2, 3]}
 
-    shown = project.hetctl("status")
+    shown = project.here("status")
     assert shown.code == 0
     assert "finished" in shown.stdout
-    assert project.hetctl("report", "-o", "page.html").code == 0
+    assert project.here("report", "-o", "page.html").code == 0
     page = (project.path / "page.html").read_text()
     assert "small" in page
     assert "large" in page
