@@ -24,8 +24,9 @@ from hetctl.cluster.batch.base import BatchSystem
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
-from hetctl.model.site import Site, SiteKey
+from hetctl.model.site import LEFT_OUT, Site, SiteKey
 from hetctl.model.values import dataclass
+from hetctl.storage.atomic_io import is_shared, make_private_folder, share_with_group
 from hetctl.storage.paths import Home
 
 if TYPE_CHECKING:
@@ -168,7 +169,22 @@ class Project:
         """
         from hetctl.inputs.site_file import find_site
 
-        return find_site(name or self._site_of_this_machine(), project=self.folder, home=Path.home())
+        site = find_site(name or self._site_of_this_machine(), project=self.folder, home=Path.home())
+        if site.shared_with != LEFT_OUT:
+            self._share()
+        return site
+
+    def _share(self) -> None:
+        """Share what hetctl keeps with the group of the folder that it is in."""
+        make_private_folder(self.home.path)
+        try:
+            if not is_shared(self.home.path):
+                share_with_group(self.home.path)
+        except PermissionError as error:
+            raise BadInputError(
+                f"{self.home.path} cannot be shared: {error.strerror}",
+                "its owner must run a hetctl command with `shared_with: group` first",
+            ) from None
 
     def traced_site(self, name: str) -> tuple[Site, tuple[SiteKey, ...]]:
         """Return a site by name or file, with the source of each of its keys."""

@@ -24,7 +24,7 @@ from sqlalchemy.pool import StaticPool
 from hetctl.catalog.schema import ALEMBIC_VERSION, METADATA, PROJECT
 from hetctl.catalog.stored_runs import REVISION
 from hetctl.model.errors import BadInputError, DiskError, HetctlError, LockedError, is_transient
-from hetctl.storage.atomic_io import json_text, make_private_folder
+from hetctl.storage.atomic_io import file_mode, json_text, make_private_folder
 from hetctl.storage.paths import Home
 
 LOGGER = logging.getLogger(__name__)
@@ -254,7 +254,7 @@ def _create_private(path: Path) -> None:
     make_private_folder(path.parent)
     with suppress(FileExistsError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        os.fchmod(descriptor, 0o600)
+        os.fchmod(descriptor, file_mode(path.parent))
         os.close(descriptor)
 
 

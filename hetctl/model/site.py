@@ -422,6 +422,13 @@ class Site:
     stage_folder: Annotated[
         Line, Key("Folder on the disk or in the memory of each node, with its variables, for `stage`.")
     ] = "/tmp"
+    shared_with: Annotated[
+        str,
+        Key(
+            "Other users of the runs: none, or the group of the project's folder.",
+            choices=(LEFT_OUT, "group"),
+        ),
+    ] = LEFT_OUT
     host_patterns: Annotated[
         tuple[Line, ...],
         Key("Host names of the login nodes, * for any text, by which the site is detected."),

@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 from hetctl.model.errors import DISK_FULL_ERRORS, is_transient
 from hetctl.model.events import ExitReason
+from hetctl.storage.atomic_io import file_mode
 
 LONGEST_OUTPUT = 2**18
 """Bytes at the end of a log that are searched for the cause of a step's end."""
@@ -29,9 +30,12 @@ def disk_error_reason(error: OSError) -> str:
 
 
 def private_log(path: Path) -> BinaryIO:
-    """Open a file for appending, with access for the owner alone."""
+    """Open a file for appending, with access for the owner alone, or for the folder's group."""
     # O_APPEND keeps the lines of several processes apart, except on NFS (open(2)).
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    if os.fstat(descriptor).st_uid == os.geteuid():
+        os.fchmod(descriptor, file_mode(path.parent))
+    return os.fdopen(descriptor, "ab")
 
 
 def append(log: Path, text: str) -> None:

@@ -1,10 +1,14 @@
-"""Files and folders that only their owner can read, written completely and durably or not at all."""
+"""Files and folders that only their owner can read, written completely and durably or not at all.
+
+Below a folder that is shared with a group, as `share_with_group` makes it, they are the group's, too.
+"""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +23,47 @@ NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EACCES})
 """Errors of folders that cannot be opened, or that fsync(2) does not support."""
 
 
+SHARED = stat.S_ISGID | 0o070
+"""Mode bits of a folder whose new files and folders are the group's: it has the set-group-ID bit."""
+
+
+def is_shared(folder: Path) -> bool:
+    """Return true if a folder is shared with its group."""
+    return folder.stat().st_mode & SHARED == SHARED
+
+
+def file_mode(folder: Path) -> int:
+    """Return the mode of new files in a folder."""
+    return 0o660 if is_shared(folder) else 0o600
+
+
+def new_folder(path: Path) -> Path:
+    """Create a folder in an existing one, with its mode, whatever the umask; FileExistsError if it exists."""
+    path.mkdir(mode=0o700)
+    # mkdir(2) takes no set-group-ID bit, and inherits the group. chmod(2) keeps the entries of an ACL.
+    path.chmod(0o2770 if is_shared(path.parent) else 0o700)
+    return path
+
+
+def share_with_group(folder: Path) -> None:
+    """Share a folder with the group of the folder that it is in; what is there before becomes shared, too.
+
+    Raises
+    ------
+    PermissionError
+        If it is another user's.
+    """
+    group = folder.parent.stat().st_gid
+    for path in [folder, *folder.rglob("*")]:
+        found = path.lstat()
+        if not stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid():
+            os.chown(path, -1, group)
+            # Another process may remove a file meanwhile; chown(2) clears the set-group-ID bit.
+            path.chmod(0o2770 if stat.S_ISDIR(found.st_mode) else 0o660)
+    if not is_shared(folder):
+        raise PermissionError(errno.EPERM, "is another user's", str(folder))
+
+
 def make_private_folder(path: Path) -> Path:
     """Create a folder and its parents, readable by the owner alone, whatever the umask."""
     missing = []
@@ -26,9 +71,8 @@ def make_private_folder(path: Path) -> Path:
         missing.append(path)
         path = path.parent
     for folder in reversed(missing):
-        # The umask may take bits from the mode of mkdir(2), hence chmod(2).
-        folder.mkdir(mode=0o700, exist_ok=True)
-        folder.chmod(0o700)
+        with suppress(FileExistsError):
+            new_folder(folder)
         sync_folder(folder.parent)
     return missing[0] if missing else path
 
@@ -47,7 +91,7 @@ def sync_folder(path: Path) -> None:
 
 
 @contextmanager
-def private_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+def private_file(path: Path, *, durable: bool = True, secret: bool = False) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` atomically at the end, readable by the owner alone.
 
     A reader never sees a partial file. A crash after the end does not bring the old file back. After an
@@ -57,8 +101,10 @@ def private_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     ----------
     durable : bool
         False for a file that a crash may set back to its earlier state.
+    secret : bool
+        True for a file that no group may read.
     """
-    with unfinished_file(path.with_name(f".{path.name}.{os.getpid()}.tmp")) as file:
+    with unfinished_file(path.with_name(f".{path.name}.{os.getpid()}.tmp"), secret=secret) as file:
         yield file
         sync_and_rename(file, path)
     if durable:
@@ -66,11 +112,11 @@ def private_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def unfinished_file(path: Path) -> Iterator[BinaryIO]:
+def unfinished_file(path: Path, *, secret: bool = False) -> Iterator[BinaryIO]:
     """Open a new private file for writing and reading; an error removes it."""
     try:
         with open(path, "w+b", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            os.fchmod(file.fileno(), 0o600)
+            os.fchmod(file.fileno(), 0o600 if secret else file_mode(path.parent))
             yield file
     except BaseException:
         with suppress(OSError):
@@ -96,9 +142,9 @@ def hard_link(file: Path, path: Path) -> bool:
     return True
 
 
-def write_private(path: Path, text: str, *, durable: bool = True) -> None:
+def write_private(path: Path, text: str, *, durable: bool = True, secret: bool = False) -> None:
     """Replace a file as `private_file` does."""
-    with private_file(path, durable=durable) as file:
+    with private_file(path, durable=durable, secret=secret) as file:
         file.write(text.encode())
 
 
@@ -108,9 +154,9 @@ def json_text(value: Any, *, allow_nan: bool = False) -> str:
     return json.dumps(value, separators=(",\n", ": "), allow_nan=allow_nan) + "\n"
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, secret: bool = False) -> None:
     """Write a JSON file as `write_private` does."""
-    write_private(path, json_text(value))
+    write_private(path, json_text(value), secret=secret)
 
 
 def read_json(path: Path, kind: type[T], repair: str) -> T:

@@ -17,7 +17,7 @@ from typing import Any
 
 from hetctl.model.errors import is_transient
 from hetctl.model.events import Event, in_order
-from hetctl.storage.atomic_io import sync_folder
+from hetctl.storage.atomic_io import file_mode, sync_folder
 from hetctl.storage.patience import NO_RETRY, Patience
 
 HEAD = b'{"kind": '
@@ -89,7 +89,8 @@ class _Append:
         """Write the line to the disk; return the new length of the file in bytes."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.fchmod(descriptor, 0o600)
+            if os.fstat(descriptor).st_uid == os.geteuid():
+                os.fchmod(descriptor, file_mode(self._path.parent))
             place = self._found(descriptor)
             if place is None:
                 self._append(descriptor)

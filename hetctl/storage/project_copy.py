@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from hetctl.storage.atomic_io import new_folder
+
 MOST_BYTES, MOST_FILES = 2**28, 2000
 """Largest entry of the folder, by bytes and by files in it, that is copied."""
 
@@ -28,7 +30,7 @@ def copy_project(project: Path, target: Path, heartbeat: Callable[[], None]) -> 
     OSError
         If a file cannot be copied.
     """
-    target.mkdir(mode=0o700)
+    new_folder(target)
     for path in _entries(project):
         copy = _copy if _is_copied(path) and path not in target.parents else _link
         copy(path, target / path.name, heartbeat)
@@ -53,7 +55,7 @@ def _copy(source: Path, target: Path, heartbeat: Callable[[], None]) -> None:
     if source.is_symlink() or not (source.is_dir() or source.is_file()):
         _link(source, target, heartbeat)
     elif source.is_dir():
-        target.mkdir(mode=0o700)
+        new_folder(target)
         for path in _entries(source):
             _copy(path, target / path.name, heartbeat)
     else:

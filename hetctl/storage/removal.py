@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from hetctl.storage.atomic_io import make_private_folder
+from hetctl.storage.atomic_io import file_mode, make_private_folder
 from hetctl.storage.paths import Home
 
 
@@ -23,4 +23,4 @@ def remove_files(home: Home, run: str) -> None:
 def use_up_name(home: Home, run: str) -> None:
     """Note that no later run may have this name: the batch system would take their jobs for each other."""
     make_private_folder(home.removed)
-    (home.removed / run).touch(mode=0o600)
+    (home.removed / run).touch(mode=file_mode(home.removed))

@@ -24,7 +24,7 @@ from hetctl.runtime.worker.checkpoint import (
     file_in,
 )
 from hetctl.runtime.worker.group import Group, all_gather
-from hetctl.storage.atomic_io import sync_folder
+from hetctl.storage.atomic_io import make_private_folder, sync_folder
 
 OnSaved = Callable[[Manifest, float], None]
 """Function called with a checkpoint on the disk, and the seconds that writing it took."""
@@ -162,7 +162,7 @@ class ShardSaver(Saver):
         folder = self._folder.new_shards(state)
         if self._group.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(mode=0o700, parents=True)
+            make_private_folder(folder)
         # The others wait for this before they write into it.
         self._group.broadcast(True)
         try:

@@ -185,4 +185,4 @@ class StopMessage:
 
 def write_address(path: Path, address: Address) -> None:
     """Write the driver's address to a file that only the owner can read: it contains the key."""
-    write_json(path, encode(address))
+    write_json(path, encode(address), secret=True)

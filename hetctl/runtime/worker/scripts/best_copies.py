@@ -14,7 +14,7 @@ from pathlib import Path
 from hetctl.model.ensemble import Member
 from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult
 from hetctl.runtime.worker.checkpoint import TENSORBOARD
-from hetctl.storage.atomic_io import make_private_folder, sync_folder
+from hetctl.storage.atomic_io import make_private_folder, new_folder, sync_folder
 
 COPIES, PREDICTIONS = "best-epochs", "best-predictions"
 """Folders of the copies of checkpoints and of predictions, in the member's folder of checkpoints."""
@@ -88,7 +88,7 @@ class BestCopies:
         make_private_folder(self._folder)
         unfinished = target.with_suffix(UNFINISHED)
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(mode=0o700)
+        new_folder(unfinished)
         before = _state_of(source)
         try:
             if source.is_dir():

@@ -1,0 +1,75 @@
+"""A project that several users share, by the group of its folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from workbench import new_project
+
+from hetctl.catalog.catalog import Catalog
+from hetctl.runtime.transport import Address
+from hetctl.runtime.worker.messages import write_address
+from hetctl.storage.paths import Home
+
+GROUP, OTHER = 4321, 4322
+"""Numbers of the group of the project, and of a user in it."""
+SITE = "extends: local\nshared_with: group\n"
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project of the group."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can take another user's place")
+    made = new_project(tmp_path / "project")
+    os.chown(made.path, 0, GROUP)
+    made.path.chmod(0o2770)
+    (made.path / "site-configs").mkdir(exist_ok=True)
+    (made.path / "site-configs/lab.yaml").write_text(SITE)
+    return made
+
+
+def modes(folder):
+    found = {path: path.lstat() for path in [folder, *folder.rglob("*")]}
+    return {(oct(one.st_mode), one.st_gid) for one in found.values()}
+
+
+def test_another_user_of_the_group_writes_the_catalog_under_the_lock(project):
+    home = Home(project.path / ".hetctl")
+    home.path.mkdir()
+    (home.path / "before").touch(mode=0o600)
+    assert project.here("submit", "--dry-run", "--site", "lab", "--gpus", "1").code == 0
+    with Catalog.open(home.catalog):
+        pass
+    assert modes(home.path) == {(oct(0o42770), GROUP), (oct(0o100660), GROUP)}
+    address = home.path / "driver.json"
+    write_address(address, Address("h", None, "key"))
+    assert address.stat().st_mode & 0o777 == 0o600
+    # A user of the group, who can reach the folder.
+    for folder in list(project.path.parents)[:3]:
+        folder.chmod(folder.stat().st_mode | 0o011)
+    code = f"""
+        import os
+        from hetctl.app.project import Project
+        import hetctl.catalog.catalog, hetctl.inputs.site_file
+        os.umask(0o077), os.setgroups([]), os.setgid({GROUP}), os.setuid({OTHER})
+        project = Project.here()
+        project.site("lab")
+        with project.writing():
+            project.home.run("r").create()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=project.path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    run = home.run("r").path
+    assert (run.stat().st_uid, run.stat().st_gid, oct(run.stat().st_mode)) == (OTHER, GROUP, oct(0o42770))
+    assert modes(home.path) - {(oct(0o100600), GROUP)} == {(oct(0o42770), GROUP), (oct(0o100660), GROUP)}
