@@ -26,8 +26,8 @@ SHIPPED = [
     *("slurm", "slurm-docker", "summit", "summitdev"),
 ]
 EXTENDING = [
-    *("clariden", "daint", "deltaai", "isambard-ai", "jupiter", "leonardo"),
-    *("lonestar6", "roihu", "snellius", "stampede3", "vista"),
+    *("clariden", "daint", "delta", "deltaai", "isambard-ai", "jupiter", "juwels-booster", "leonardo"),
+    *("lonestar6", "marenostrum5", "roihu", "snellius", "stampede3", "vista"),
 ]
 """Machines whose files have what differs from `slurm.yaml` alone."""
 KEYS = [field.name.removesuffix("_s") for field in fields(SiteFile) if field.name not in ("name", "extends")]
