@@ -302,8 +302,8 @@ def plan_request(
     given = {name: value for name, value in options.items() if value is not None}
     refuse_conflicts(members.name, *(f"--{name.replace('_', '-')}" for name in given), mode=mode)
     given.setdefault("balance", members.balance.mode)
-    if machine.max_per_gpu > 1:
-        given.setdefault("max_per_gpu", machine.max_per_gpu)
+    if (most := members.max_per_gpu or machine.max_per_gpu) > 1:
+        given.setdefault("max_per_gpu", most)
     if members.fuse == AUTO:
         given.setdefault("fuse", True)
     sized = sizing(project, members, machine, gpus, time, queue, budget or Budget())

@@ -138,6 +138,7 @@ def ensemble_of(source: YamlSource) -> Ensemble:
         rate_keys=tuple(model.rate_keys or ()),
         search=trials.spec if trials else None,
         fuse=model.fuse,
+        max_per_gpu=model.max_per_gpu,
     )
 
 

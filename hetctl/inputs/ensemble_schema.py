@@ -260,6 +260,13 @@ class EnsembleModel(Settings):
         description="Whether members of one shape that wait for a GPU train as one computation with others"
         " of it (PyTorch), if that is faster.",
     )
+    max_per_gpu: int | None = Field(
+        default=None,
+        ge=1,
+        le=16,
+        description="Largest number of members on one GPU, unless --max-per-gpu says another; null: as the"
+        " site says.",
+    )
     members: list[Entry] = Field(
         default_factory=list,
         min_length=1,

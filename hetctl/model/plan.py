@@ -74,6 +74,11 @@ class Allocation:
         """Number of GPUs that it holds alone: 0 if it shares one."""
         return 0 if any(part.seat for part in self.placement) else self.gpus
 
+    @property
+    def shared_rate(self) -> float | None:
+        """Rate in samples/s that is expected beside those who sit on its GPU now; None: none does."""
+        return None if self.own_gpus or self.alone else self.rate
+
 
 @dataclass(frozen=True)
 class Round:

@@ -328,6 +328,10 @@ class Site:
     max_per_gpu: Annotated[
         int, Key("Largest number of members on one GPU, unless --max-per-gpu says another.", ge=1, le=16)
     ] = 1
+    mps: Annotated[
+        bool,
+        Key("Let processes that share a GPU run kernels at once, by NVIDIA's MPS: agents start and end it."),
+    ] = False
     gpu_cores: Annotated[
         tuple[CpuList, ...],
         Key("Cores near each GPU in the order of their numbers, where no management library tells them."),

@@ -79,9 +79,18 @@ def _axes_of(status: RunStatus) -> dict[str, _Axis]:
     hours = f"{device_word(status.device, 1)}-hours"
     found[hours] = _Axis(
         f"{hours} of training",
-        lambda _, history: list(accumulate(done.gpus * done.duration_s / 3600 for done in history)),
+        lambda member, history: list(accumulate(_gpu_hours(member, history))),
     )
     return found
+
+
+def _gpu_hours(member: MemberStatus | None, history: Sequence[EpochResult]) -> list[float]:
+    """Return the GPU-hours of each epoch; of those on shared GPUs, parts of what the member used there."""
+    whole_s = [done.gpus * done.duration_s for done in history]
+    shared_s = math.fsum(done.duration_s for done in history if not done.gpus)
+    used_s = 0.0 if member is None else max(0.0, member.gpu_seconds - math.fsum(whole_s))
+    share = min(1.0, used_s / shared_s) if shared_s else 0.0
+    return [(done.gpus or share) * done.duration_s / 3600 for done in history]
 
 
 MOST_POINTS = 20_000
@@ -166,19 +175,27 @@ def best_so_far(status: RunStatus, metric: str, mode: str, axis: str) -> list[tu
     axis : str
         `TIME`, in seconds since the first epoch began, or `HOURS`, of all GPUs in training.
     """
+    rows = {member.member: member for member in status.members}
     done = sorted(
-        (each for history in status.history.values() for each in history if metric in each.metrics),
-        key=lambda each: each.finished_at,
+        (
+            (each, used_h)
+            for name, history in status.history.items()
+            for each, used_h in zip(history, _gpu_hours(rows.get(name), history), strict=True)
+            if metric in each.metrics
+        ),
+        key=lambda one: one[0].finished_at,
     )
-    start = min((each.finished_at - each.duration_s for each in done), default=0.0)
+    start = min((each.finished_at - each.duration_s for each, _ in done), default=0.0)
     found: list[tuple[float, float]] = []
     hours = 0.0
-    for each in done:
-        hours += each.gpus * each.duration_s / 3600
+    for each, used_h in done:
+        hours += used_h
         value, place = each.metrics[metric], each.finished_at - start if axis == TIME else hours
         if not found or (value > found[-1][1] if mode == "max" else value < found[-1][1]):
             found.append((place, value))
-    return [*found, (done[-1].finished_at - start if axis == TIME else hours, found[-1][1])] if found else []
+    return (
+        [*found, (done[-1][0].finished_at - start if axis == TIME else hours, found[-1][1])] if found else []
+    )
 
 
 TIME, HOURS = "time", "hours"

@@ -70,6 +70,15 @@ def test_a_search_is_simulated_before_it_is_run(tmp_path):
     assert "asha" in (project.path / "page.html").read_text()
 
 
+def test_members_share_gpus_as_the_ensemble_or_else_the_command_says(profiled):
+    file = profiled.path / "ensemble.yaml"
+    file.write_text(f"max_per_gpu: 2\n{file.read_text()}")
+    plan = ("plan", "--gpus", "2", "--sharing", "lockstep")
+    refused = profiled.here(*plan, **LOCAL)
+    assert (refused.code, "--max-per-gpu" in refused.stderr) == (2, True)
+    assert "--max-per-gpu" not in profiled.here(*plan, "--max-per-gpu", "1", **LOCAL).stderr
+
+
 def test_what_does_not_go_with_a_search_is_refused(profiled):
     refused = profiled.here("simulate", "--gpus", "2", "--search", "ensemble.yaml")
     assert (refused.code, "has no search" in refused.stderr) == (2, True)

@@ -123,6 +123,11 @@ def test_places_on_the_axes_are_sums_over_epochs(make_run: MakeRun) -> None:
     assert [value for _, value in line] == sorted(value for _, value in line)
     assert best_so_far(run, "val_accuracy", "max", HOURS)[-1][0] == pytest.approx(2 * 6 * 5 / 3600)
     assert len(best_so_far(run, "loss", "max", TIME)) == 2
+    # On shared slots, of which each had a half.
+    shared = {name: [replace(e, gpus=0) for e in history] for name, history in run.history.items()}
+    rows = tuple(replace(member, gpu_seconds=0.5 * 6 * 5) for member in run.members)
+    divided = replace(run, history=shared, members=rows)
+    assert best_so_far(divided, "val_accuracy", "max", HOURS)[-1][0] == pytest.approx(6 * 5 / 3600)
 
 
 def test_the_time_of_members_is_divided(make_run: MakeRun) -> None:

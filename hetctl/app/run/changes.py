@@ -92,6 +92,7 @@ SITE: Mapping[str, ChangeRule] = {
     "host_patterns": _may("only the detection of the site depends on them"),
     "gpu_memory": _may("only pipelines and members that share GPUs are planned with it"),
     "max_per_gpu": _may("it is a default of --max-per-gpu"),
+    "mps": _may("each job starts its agents anew"),
     "gpu_cores": _may("each job starts its ranks anew"),
     "links": _may("only pipelines are planned with them"),
     "network": _may("each job connects its processes anew"),
@@ -109,6 +110,7 @@ ENSEMBLE: Mapping[str, ChangeRule] = {
     "rate_keys": _may("only profiling depends on them"),
     "search": _kept("its trials so far were chosen by it"),
     "fuse": _kept("a run keeps the options of its planner"),
+    "max_per_gpu": _may("it is a default of --max-per-gpu"),
 }
 MODULES = _may("the next jobs train with a copy of the edited ones")
 MEMBERS = _kept("a run keeps its members, unless `hetctl drop` takes them out")

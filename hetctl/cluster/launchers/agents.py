@@ -78,13 +78,22 @@ def agents_step(
     python : str
         Interpreter of the agents, if they are in no container.
     """
-    words = agent_arguments(name, address, frameworks, site.cores_per_gpu, staged=bool(site.stage))
+    threads = -(-200 // site.max_per_gpu) if site.mps else None
+    words = agent_arguments(
+        *(name, address, frameworks, site.cores_per_gpu), staged=bool(site.stage), mps_threads=threads
+    )
     command = node_command(site, address.parent, python, *words)
     return LAUNCHERS[site.launcher].agents(site, name, sets, command)
 
 
 def agent_arguments(
-    step: str, address: Path, frameworks: Sequence[str], threads: int, *, staged: bool = False
+    step: str,
+    address: Path,
+    frameworks: Sequence[str],
+    threads: int,
+    *,
+    staged: bool = False,
+    mps_threads: int | None = None,
 ) -> tuple[str, ...]:
     """Return the arguments of the Python that runs an agent.
 
@@ -100,8 +109,13 @@ def agent_arguments(
         Threads of the numerical libraries in each rank.
     staged : bool
         True if the agent starts from an archive that comes to its node first.
+    mps_threads : int or None
+        Share of a GPU's threads for each rank, in percent, with MPS; above 100 all. None: without MPS.
     """
-    options = (word for framework in frameworks for word in ("--framework", framework))
+    options = [word for framework in frameworks for word in ("--framework", framework)]
+    if mps_threads is not None:
+        # Twice their number, as NVIDIA recommends: what one leaves idle another uses.
+        options += ["--mps", str(min(100, mps_threads))]
     module = "hetctl.runtime.agent.environment" if staged else "hetctl.runtime.agent"
     return ("-m", module, str(address), "--step", step, "--threads", str(threads), *options)
 

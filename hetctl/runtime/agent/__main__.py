@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from hetctl.model.interpreter import skip_last_collections
@@ -20,6 +21,7 @@ def main() -> int:
     parser.add_argument("--step", required=True)
     parser.add_argument("--framework", action="append", default=[])
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--mps", type=int, metavar="PERCENT")
     parser.add_argument("--staged", nargs=2, metavar=("FOLDER", "LOCK"))
     arguments = parser.parse_args()
     set_variables(arguments.threads)
@@ -29,8 +31,10 @@ def main() -> int:
     # Only now: this imports NumPy, whose BLAS reads the variables. Without them each rank would use all cores
     # of the node, and the agent would create threads before it forks ranks.
     from hetctl.runtime.agent.agent_process import run_agent
+    from hetctl.runtime.agent.mps import mps_daemon
 
-    code = run_agent(driver, arguments.step, arguments.framework, pythons)
+    with mps_daemon(arguments.mps) if arguments.mps else nullcontext():
+        code = run_agent(driver, arguments.step, arguments.framework, pythons)
     if arguments.staged:
         from hetctl.runtime.agent.environment import Environment
 

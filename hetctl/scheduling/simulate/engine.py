@@ -67,6 +67,7 @@ class Engine:
         self._touched: set[int] = set()
         self._shared: dict[tuple[str, int], set[int]] = defaultdict(set)
         """Tasks in seats by node and GPU."""
+        self._shared_since: dict[tuple[str, int], float] = {}
         self._touched_gpus: set[tuple[str, int]] = set()
         self._down: set[str] = set()
         self._next_round, self._planner_state = 0, None
@@ -173,6 +174,7 @@ class Engine:
             if gpu := shared_gpu(allocation):
                 self._shared[gpu].add(index)
                 self._touched_gpus.add(gpu)
+                self._shared_since.setdefault(gpu, start_s)
             self._expect(index)
             if learner := self._scenario.rate_learner:
                 heapq.heappush(self._queue, (task.ready_s + learner.known_s, RATE_KNOWN, index, ""))
@@ -263,12 +265,15 @@ class Engine:
     def _end(self, index: int, reason: ExitReason) -> TaskEnded:
         """End a task, with that reason if the member has not converged."""
         task = self._members.end(index)
-        self._ended_gpu_s += task.allocation.gpus * (task.end_s - task.start_s)
         self._rounds[task.round_index].discard(index)
         self._touched.add(task.round_index)
         if gpu := shared_gpu(task.allocation):
             self._shared[gpu].discard(index)
             self._touched_gpus.add(gpu)
+            if not self._shared[gpu]:
+                self._ended_gpu_s += task.end_s - self._shared_since.pop(gpu)
+        else:
+            self._ended_gpu_s += task.allocation.gpus * (task.end_s - task.start_s)
         if task.converged:
             self._follow(task.workload.name)
             return TaskEnded(self.now, task.workload.name, ExitReason.FINISHED)
@@ -279,7 +284,10 @@ class Engine:
         """Let the members that follow one arrive now."""
         if self._successors is not None:
             running = (self.tasks[index] for index in self._members.running.values())
-            held_s = ((min(task.end_s, self.now) - task.start_s) * task.allocation.gpus for task in running)
+            held = [task for task in running if not shared_gpu(task.allocation)]
+            held_s = [(min(task.end_s, self.now) - task.start_s) * task.allocation.gpus for task in held]
+            # Members that share a GPU hold it together, from the first one on.
+            held_s += [max(0.0, self.now - since_s) for since_s in self._shared_since.values()]
             for workload in self._successors(member, self.now, self._ended_gpu_s + math.fsum(held_s)):
                 self.followed.append(workload)
                 self._arrivals.appendleft(Arrival(workload, self.now))

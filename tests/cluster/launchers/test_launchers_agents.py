@@ -74,6 +74,13 @@ def test_a_member_has_one_step_per_number_of_gpus_on_a_node() -> None:
     assert ["--gpus-per-node=4" in commands[0], "--gpus-per-node=2" in commands[1]] == [True, True]
 
 
+def test_agents_start_mps_with_a_share_of_the_threads_for_each_process() -> None:
+    for most, percent in ((1, "100"), (2, "100"), (3, "67"), (16, "13")):
+        shared = replace(site(NODES), mps=True, max_per_gpu=most)
+        argv = agents_step(shared, "agents", (ResourceSet("n1", (0,)),), FOLDER, (), "python").argv
+        assert argv[argv.index("--mps") + 1] == percent
+
+
 def test_a_job_is_ended_by_its_own_batch_system_alone() -> None:
     both = {"SLURM_JOB_ID": "17", "LSB_JOBID": "18"}
     assert cancel_command(site(NODES), both) == ("scancel", "17")

@@ -11,6 +11,7 @@ from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
+from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
 from hetctl.scheduling.round_scheduler import POLL_S
 from hetctl.scheduling.simulate.engine import Engine
@@ -363,3 +364,19 @@ def test_a_simulation_reports_times_bounds_and_busy_share() -> None:
     result = simulate(LOCAL, arrivals, Scenario(Cluster.of(1, 1)), Options())
     assert (result.makespan_s, result.mean_jct_s, result.restarts) == (15.0, 10.0, 0)
     assert (result.lower_bound_s, result.ratio, result.gpu_busy_fraction) == pytest.approx((15.0, 1.0, 1.0))
+
+
+def test_members_that_share_a_gpu_use_its_seconds_together() -> None:
+    """What a search's budget counts: one GPU from the start, whoever sits on it."""
+    used = []
+
+    def none_follows(name: str, now_s: float, gpu_s: float) -> tuple[()]:
+        used.append((name, now_s, gpu_s))
+        return ()
+
+    arrivals = [
+        Arrival(member(name, samples, busy=0.5), 0.0) for name, samples in (("a", 100.0), ("b", 200.0))
+    ]
+    scenario = Scenario(Cluster.of(1, 1))
+    simulate(planner_named("fluid"), arrivals, scenario, Options(max_per_gpu=2), none_follows)
+    assert used == [("a", 10.0, 10.0), ("b", 20.0, 20.0)]

@@ -90,10 +90,12 @@ def test_a_metric_within_an_epoch_is_an_event_if_the_search_prunes_by_it(task):
     assert events_of(task, "part") == [{"epoch": 2, "samples": 70, "metrics": {"val_accuracy": 0.5}}]
 
 
-def test_a_command_says_its_rate_within_the_first_epoch_once(task):
+@pytest.mark.parametrize("seat", [0, 2])
+def test_a_command_says_its_rate_within_the_first_epoch_once(task, seat):
     seconds = itertools.count()
+    place, rate = (Placement("localhost", (0,), seat),), 80.0
     reports = EpochReports(
-        task.training,
+        replace(task.training, allocation=replace(task.training.allocation, placement=place, rate=rate)),
         EventWriter(task.events, task.name, 0),
         {},
         clock=lambda: float(next(seconds)),
@@ -102,8 +104,11 @@ def test_a_command_says_its_rate_within_the_first_epoch_once(task):
     for samples in range(100, 2100, 100):
         told(reports, epoch=1, finished=False, samples=samples)
     (timed,) = events_of(task, "rate")
-    assert (timed["rate"], timed["gpus"], timed["batch_size"]) == (pytest.approx(100.0), 1, MEMBER.batch_size)
-    assert timed["busy"] == 0.4
+    assert (timed["rate"], timed["gpus"], timed["batch_size"]) == (
+        *(pytest.approx(100.0), 0 if seat else 1, MEMBER.batch_size),
+    )
+    # Beside others it tells what was expected there, from which their slowdown is learned.
+    assert (timed["busy"], timed.get("planned")) == (0.4, rate if seat else None)
     told(reports, epoch=1, samples=2100, val_loss=0.5)
     (epoch,) = events_of(task, "epoch")
     assert epoch["samples"] == 2100
