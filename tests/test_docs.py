@@ -290,6 +290,8 @@ def test_options_of_one_name_have_one_vocabulary():
 
 BY_TYPE = {"--gpus"}
 """Options whose value may have a number for each type of GPU in a simulation, and is one number elsewhere."""
+BY_WORD = {"--best"}
+"""Options that read as one word: the best N trials, and of the best epoch, beside ``--last``."""
 
 
 def test_options_of_one_name_take_one_kind_of_value():
@@ -299,4 +301,4 @@ def test_options_of_one_name_take_one_kind_of_value():
         for option in command.params:
             for name in option.opts if isinstance(option, click.Option) else ():
                 kinds.setdefault(name, set()).add((option.is_flag, option.metavar or option.type.name))
-    assert {name for name, found in kinds.items() if len(found) > 1} == BY_TYPE
+    assert {name for name, found in kinds.items() if len(found) > 1} == BY_TYPE | BY_WORD

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import click
 
+from hetctl.cli.completions import complete_members
 from hetctl.cli.options import this_project
 from hetctl.cli.output import json_option, show, write_text
 
 
 @click.command("export")
-@click.argument("names", metavar="[RUN] [MEMBER]", nargs=-1)
-@click.option("--last", is_flag=True, help="Of the last epoch, not of the best one.")
+@click.argument("names", metavar="[RUN] [MEMBER]", nargs=-1, shell_complete=complete_members)
+@click.option("--best/--last", default=True, help="Of the best epoch, which is the default, or of the last.")
 @click.option("--epoch", metavar="N", type=click.IntRange(min=1), help="Of epoch N.")
 @click.option(
     "-o",
@@ -24,7 +25,7 @@ from hetctl.cli.output import json_option, show, write_text
 )
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 @json_option
-def export_command(names: tuple[str, ...], last: bool, epoch: int | None, output: Path, force: bool) -> None:
+def export_command(names: tuple[str, ...], best: bool, epoch: int | None, output: Path, force: bool) -> None:
     """Write the weights of MEMBER (default: the best) of RUN (default: the newest) for use without hetctl.
 
     \b
@@ -41,10 +42,10 @@ def export_command(names: tuple[str, ...], last: bool, epoch: int | None, output
 
     if len(names) > 2:
         raise click.UsageError("at most RUN and MEMBER can be named")
-    if last and epoch is not None:
+    if not best and epoch is not None:
         raise click.UsageError("--last and --epoch do not go together")
     project = this_project()
-    wanted = epoch or (LAST if last else BEST)
+    wanted = epoch or (BEST if best else LAST)
     exported = export(project, names, wanted, output, force=force)
     card = Path(f"{exported.path}.md")
     write_text(card, model_card(exported))

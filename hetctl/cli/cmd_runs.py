@@ -81,6 +81,8 @@ def logs_command(
         fields = {"run": part.run, "member": member, "job": job, "round": part.round, "path": str(part.path)}
         show({**fields, "lines": "".join(text_of(part, lines)).splitlines()}, lambda: None)
         return
+    if not end and not follow:
+        click.echo(f"{part.path} has nothing yet: what the ranks print goes there", err=True)
     for text in text_of(part, lines):
         click.echo(text, nl=False)
     for text in appended(project, part, end) if follow else ():

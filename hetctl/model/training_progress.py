@@ -174,8 +174,17 @@ class Progress:
     @property
     def active(self) -> bool:
         """True if the member still needs training; a trial only while its search waits for it."""
+        return self._is_left and self.withheld is None
+
+    @property
+    def is_paused(self) -> bool:
+        """True if the member needs training as soon as its user resumes it."""
+        return self._is_left and self.withheld == PAUSED
+
+    @property
+    def _is_left(self) -> bool:
         is_over = self.converged is not None or self.failed is not None
-        return not is_over and self.withheld is None and (self.asked is None or self.is_awaited)
+        return not is_over and (self.asked is None or self.is_awaited)
 
     @property
     def is_awaited(self) -> bool:

@@ -13,7 +13,7 @@ from hetctl.model.interpreter import frozen_afterwards
 from hetctl.model.run import RunSpec
 from hetctl.model.searches import PART, SEARCH_ENDED, TRIAL
 from hetctl.model.serialization import decode, encode
-from hetctl.model.training_progress import PAUSED, EpochResult, Progress, TimedRate
+from hetctl.model.training_progress import EpochResult, Progress, TimedRate
 from hetctl.storage.event_log import EventLog
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import OF_DRIVERS, MemberFold, ProgressFold, member_of
@@ -182,7 +182,7 @@ class RunState:
         searches = self._ensemble.search is not None and self.facts.search_ended is None
         if any(member.active for member in self.progress.values()):
             return True
-        return searches and not any(member.withheld == PAUSED for member in self.progress.values())
+        return searches and not any(member.is_paused for member in self.progress.values())
 
     @property
     def reached_at(self) -> float:

@@ -11,7 +11,7 @@ from hetctl.cluster.batch.base import START_PATIENCE_S, BatchSystem
 from hetctl.model.events import DRIVER, Event, ExitReason, in_order
 from hetctl.model.job import SUPERSEDED_EXIT, Job, JobState, JobStatus, RunReason, moved
 from hetctl.model.run import RunSpec, Usage
-from hetctl.model.training_progress import CANCELLED, PAUSED, Progress
+from hetctl.model.training_progress import CANCELLED, Progress
 from hetctl.storage.event_files import read_events
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_files import read_claim
@@ -239,7 +239,7 @@ def _outcome(progress: Mapping[str, Progress], search_ended: str | None) -> tupl
     trials = {name for name, member in progress.items() if member.asked}
     lost = {name for name in trials if progress[name].failed}
     withheld = [member.withheld for member in progress.values() if not (member.failed or member.converged)]
-    if paused := withheld.count(PAUSED):
+    if paused := sum(member.is_paused for member in progress.values()):
         return RunReason.PAUSED, f"{paused} of {len(progress)} members paused; `hetctl resume` trains them"
     failed = [name for name, member in progress.items() if member.failed and name not in trials]
     if failed or (trials and lost == trials):

@@ -151,11 +151,9 @@ class RunView:
         wrong = [text for name in self._members for text in self._wrong.get(name, ())]
         blind = [
             name
-            for name, member in self._members.items()
-            if member.command
-            and not self.state.progress[name].epochs
-            and not self.state.progress[name].failed
-            and not self.state.progress[name].reported
+            for name, done in self.state.progress.items()
+            if self._members[name].command
+            and not (done.epochs or done.failed or done.reported or done.withheld)
             if any(task.ended_at for tasks in self.state.tasks_of(name).values() for task in tasks)
         ]
         unfit = [

@@ -205,7 +205,7 @@ class TrialQueue:
         modes = {objective.metric: objective.mode, **(search.also if search else {})}
         done = [{}, *(e.metrics for e in progress.epochs if e.epoch <= trial.epochs)]
         known = {**done[-1], **last}
-        if progress.failed or progress.withheld or not modes.keys() <= known.keys():
+        if progress.failed or progress.withheld == CANCELLED or not modes.keys() <= known.keys():
             return None
         return [-known[metric] if mode == "max" else known[metric] for metric, mode in modes.items()]
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from hetctl.app.run import job_states
 from hetctl.app.run.job_states import (
     IDLE_JOBS,
     NODE_FAILURES,
@@ -19,6 +20,7 @@ from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.job import Job, JobState, RunReason
 from hetctl.model.run import RunSpec
 from hetctl.model.site import Queue, Site
+from hetctl.model.training_progress import PAUSED, Progress
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_state import RunState
 
@@ -88,3 +90,9 @@ def test_a_run_stops_after_each_job_in_a_queue_that_permits_no_chain(tmp_path, c
     spec = RunSpec(*("e-001", ensemble, site, "fluid", 4, "debug", 3600, 180, (), "/c"), earlier_jobs=earlier)
     found = reason_to_end(spec, RunFolder(tmp_path).create(), jobs(JobState.FINISHED))
     assert (found is not None and found[0] is RunReason.BUDGET) == ends
+
+
+@pytest.mark.parametrize(("reported", "reason"), [(0, RunReason.PAUSED), (1, RunReason.CONVERGED)])
+def test_a_paused_trial_holds_up_the_end_only_while_its_search_waits_for_it(reported, reason):
+    trial = Progress("t", asked=1, reported=reported, withheld=PAUSED)
+    assert job_states._outcome({"t": trial}, "all are reported")[0] is reason
