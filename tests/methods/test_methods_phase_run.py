@@ -24,8 +24,9 @@ def test_work_that_fits_one_job_has_no_interruption():
 
 
 def test_each_further_job_starts_up_and_leaves_room_for_a_unit():
-    """200 s, 100 - 5 - 15 = 80 s of them in each job: three jobs, and two breaks of 15 + 3 s."""
-    time = JobTime(JobTiming(wall_s=120.0, grace_s=20.0, job_overhead_s=3.0), startup_s=5.0, mean_s=15.0)
+    """200 s, 100 - (4 + 1) - 15 = 80 s of them in each job: three jobs, and two breaks of 15 + 3 s."""
+    timing = JobTiming(wall_s=120.0, grace_s=20.0, job_overhead_s=3.0, job_start_s=4.0)
+    time = JobTime(timing, startup_s=1.0, mean_s=15.0)
     assert time.elapsed_s(200.0) == 200.0 + 3 * 5.0 + 2 * (15.0 + 3.0)
 
 
