@@ -703,10 +703,11 @@ def _draw_axes(axes: Axes, scales: Sequence[Scale]) -> None:
     for at, scale in enumerate(scales):
         axes.axvline(at, color=RULE, linewidth=1.0)
         for height, label in scale.ticks:
-            text = axes.annotate(
-                label, (at, height), (4, 0), textcoords="offset points", va="center", zorder=3
-            )
-            text.set(color=GREY, size=8, bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1})
+            # No line runs on the left of the first axis.
+            away, side = (-4, "right") if at == 0 else (4, "left")
+            text = axes.annotate(label, (at, height), (away, 0), textcoords="offset points", zorder=3)
+            text.set(ha=side, va="center")
+            text.set(color=GREY, size=8, bbox={"facecolor": "white", "alpha": 0.9, "linewidth": 0, "pad": 1})
     axes.set_xticks(range(len(scales)), [scale.name for scale in scales])
     axes.set_yticks([])
     axes.set_xlim(-0.05, len(scales) - 0.8)

@@ -42,7 +42,7 @@ def runs_table(runs: Sequence[RunLine]) -> Section:
         )
         for run in runs
     ]
-    hours = (">GPU-\nhours", ">node-\nhours", ">pre-\ndicted", ">\ncharged")
+    hours = (">GPU-\nhours", ">node-\nhours", ">\npredicted", ">\ncharged")
     headers = ("run", "ensemble", "site", "state", "members", "best", "started", *hours)
     gone = [run.run for run in runs if run.results is None]
     notes = [(f"the folder of {some_of(gone, MOST_NAMED)} is gone", "yellow")] if gone else []
