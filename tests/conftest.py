@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from lsf_cluster import LsfCluster
+from lsf_cluster import LsfCluster, PbsCluster
 from slurm_cluster import SlurmCluster, missing_programs
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -116,11 +116,21 @@ def slurm_cluster() -> Iterator[SlurmCluster]:
 @pytest.fixture
 def start_lsf(monkeypatch):
     """Start clusters of the stand-in for LSF, whose commands are then on the PATH; stop them at the end."""
+    yield from starting(LsfCluster, monkeypatch)
+
+
+@pytest.fixture
+def start_pbs(monkeypatch):
+    """The same with the stand-in for PBS."""
+    yield from starting(PbsCluster, monkeypatch)
+
+
+def starting(kind, monkeypatch):
     started = []
 
-    def start(**settings) -> LsfCluster:
-        folder = Path(tempfile.mkdtemp(prefix="hetctl-lsf-", dir="/tmp"))
-        started.append(LsfCluster(folder, **settings))
+    def start(**settings):
+        folder = Path(tempfile.mkdtemp(prefix="hetctl-standin-", dir="/tmp"))
+        started.append(kind(folder, **settings))
         started[-1].start()
         for name, value in started[-1].environment().items():
             monkeypatch.setenv(name, value)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 FAKES = Path(__file__).parent / "fakes"
 sys.path.insert(0, str(FAKES))
@@ -21,6 +22,10 @@ HOSTS = {f"h{number}": (2, 2) for number in range(1, 5)}
 class LsfCluster:
     """A daemon of the stand-in with its hosts; whatever runs there ends with it."""
 
+    commands = "bin"
+    signals: ClassVar = {"kill_signals": ["SIGINT", "SIGTERM", "SIGKILL"], "limit_signals": ["SIGUSR2"]}
+    queue = "normal"
+
     def __init__(self, folder: Path, **settings) -> None:
         self.folder = folder
         defaults = {
@@ -29,7 +34,8 @@ class LsfCluster:
             "parse_scripts": True,
             "minute_s": 60.0,
             "kill_s": 0.5,
-            "queues": {"normal": None},
+            "queues": {self.queue: None},
+            **self.signals,
             "empty_exit_code": False,
         }
         (folder / "settings.json").write_text(json.dumps({**defaults, **settings}))
@@ -49,7 +55,9 @@ class LsfCluster:
 
     def environment(self) -> dict[str, str]:
         """Return what a user of this cluster has in the environment."""
-        path = os.pathsep.join([str(FAKES / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+        path = os.pathsep.join(
+            [str(FAKES / self.commands), str(Path(sys.executable).parent), os.environ["PATH"]]
+        )
         return {
             "PATH": path,
             "LSF_STANDIN": str(self.folder),
@@ -81,3 +89,11 @@ class LsfCluster:
             command, env={**inherited, **self.environment()}, capture_output=True, text=True,
             timeout=60, **options,
         )  # fmt: skip
+
+
+class PbsCluster(LsfCluster):
+    """The same daemon behind the commands of PBS and of PALS."""
+
+    commands = "pbs_bin"
+    signals: ClassVar = {"kill_signals": ["SIGTERM", "SIGKILL"], "limit_signals": []}
+    queue = "workq"

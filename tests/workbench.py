@@ -373,7 +373,8 @@ def processes_on(folder: Path, node: str) -> list[int]:
     for pid in alive(str(folder)):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            found += [pid] if f"SLURMD_NODENAME={node}".encode() in environment else []
+            names = (f"{name}={node}".encode() for name in ("SLURMD_NODENAME", "PMIX_HOSTNAME"))
+            found += [pid] if any(name in environment for name in names) else []
     return found
 
 

@@ -50,6 +50,8 @@ class BatchSystemEntry:
         Environment variable that may contain the name of the node on which a process runs.
     device_variables : tuple of str
         Environment variables that show which GPUs a step has, beside those of the GPUs' makers.
+    remote_shell : str or None
+        Command that Open MPI uses like ssh to reach the nodes of a job; None: Open MPI needs or can use none.
     commands : tuple of str
         Commands that must be on the PATH to submit jobs.
     optional_commands : mapping of str to str
@@ -75,6 +77,7 @@ class BatchSystemEntry:
     cancel: tuple[str, ...] = ()
     node_variable: str | None = None
     device_variables: tuple[str, ...] = ()
+    remote_shell: str | None = None
     commands: tuple[str, ...] = ()
     optional_commands: Mapping[str, str] = field(default_factory=dict)
     time_unit_s: int = 1
@@ -133,6 +136,7 @@ LSF = BatchSystemEntry(
     node_list=NodeList("LSB_DJOB_HOSTFILE", 'exec cat "$LSB_DJOB_HOSTFILE"'),
     job_variable="LSB_JOBID",
     cancel=("bkill",),
+    remote_shell="blaunch",
     commands=("bsub", "bjobs", "bkill", "bqueues"),
     optional_commands={"bhist": "states of jobs that bjobs no longer lists"},
     time_unit_s=60,
@@ -145,4 +149,19 @@ LSF = BatchSystemEntry(
         "reservation": "-U ",
     },
 )
-BATCH_SYSTEMS: dict[str, BatchSystemEntry] = {entry.name: entry for entry in (LOCAL, SLURM, LSF)}
+PBS = BatchSystemEntry(
+    name="pbs",
+    title="PBS",
+    client="hetctl.cluster.batch.pbs:PbsBatch",
+    submit=("qsub",),
+    checks="hetctl.app.doctor.site_checks:pbs_checks",
+    # The file has a line for each chunk, of which jobs have one on each node.
+    node_list=NodeList("PBS_NODEFILE", 'exec cat "$PBS_NODEFILE"'),
+    job_variable="PBS_JOBID",
+    cancel=("qdel",),
+    # pbs_tmrsh is no remote shell for Open MPI: a program gets the quotes around its words.
+    commands=("qsub", "qstat", "qselect", "qdel"),
+    # qsub(1B), as in https://github.com/openpbs/openpbs/blob/master/doc/man1/qsub.1B
+    job_options={"begin": "-a ", "mail_type": "-m ", "mail_user": "-M "},
+)
+BATCH_SYSTEMS: dict[str, BatchSystemEntry] = {entry.name: entry for entry in (LOCAL, SLURM, LSF, PBS)}

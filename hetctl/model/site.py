@@ -79,7 +79,7 @@ GRES, GPUS_PER_NODE, LEFT_OUT = "gres", "gpus-per-node", "none"
 
 @dataclass(frozen=True)
 class ResourceRequest:
-    """Options by which Slurm's jobs and steps request the resources of a node."""
+    """Options by which jobs, and steps of Slurm, request a node's resources; PBS has ``select`` alone."""
 
     gpus: Annotated[
         str,
@@ -346,7 +346,7 @@ class Site:
     timeouts: Annotated[Timeouts, Key("Time limits of waits, each such as 30s or 15m.")] = USUAL_TIMEOUTS
     visible_devices: Annotated[
         Variable,
-        Key("Environment variable with the GPUs visible to a process; ROCR_VISIBLE_DEVICES for AMD."),
+        Key("Environment variable with the GPUs visible to a process, such as ROCR_VISIBLE_DEVICES for AMD."),
     ] = "CUDA_VISIBLE_DEVICES"
     node_types: Annotated[
         tuple[NodeType, ...],

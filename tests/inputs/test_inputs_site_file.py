@@ -22,14 +22,16 @@ from hetctl.model.site import (
 )
 
 SHIPPED = [
-    *("frontier", "lassen", "local", "lsf", "lumi", "perlmutter"),
+    *("frontier", "lassen", "local", "lsf", "lumi", "pbs", "perlmutter"),
     *("slurm", "slurm-docker", "summit", "summitdev"),
 ]
-EXTENDING = [
-    *("clariden", "daint", "delta", "deltaai", "isambard-ai", "jupiter", "juwels-booster", "leonardo"),
-    *("lonestar6", "marenostrum5", "roihu", "snellius", "stampede3", "vista"),
-]
-"""Machines whose files have what differs from `slurm.yaml` alone."""
+EXTENDING = {
+    **dict.fromkeys(("clariden", "daint", "delta", "deltaai", "isambard-ai", "jupiter"), "srun"),
+    **dict.fromkeys(("juwels-booster", "leonardo", "lonestar6", "marenostrum5", "roihu", "snellius"), "srun"),
+    **dict.fromkeys(("stampede3", "vista"), "srun"),
+    **dict.fromkeys(("aurora", "polaris"), "mpiexec"),
+}
+"""Machines whose files have what differs from their batch system's, with their launchers."""
 KEYS = [field.name.removesuffix("_s") for field in fields(SiteFile) if field.name not in ("name", "extends")]
 TEXT = """\
 batch_system: slurm
@@ -74,7 +76,11 @@ def test_a_site_file_is_read_in_seconds_and_bytes(tmp_path: Path):
     [
         ("launcher: srun\n", "", "s.yaml:1: launcher: is required"),
         ("launcher", "launchr", "s.yaml:2: launchr: unknown key 'launchr'; did you mean 'launcher'?"),
-        ("srun", "prun", "s.yaml:2: launcher: must be 'local', 'srun', 'mpirun' or 'jsrun', got 'prun'"),
+        (
+            "srun",
+            "prun",
+            "s.yaml:2: launcher: must be 'local', 'srun', 'mpirun', 'mpiexec' or 'jsrun', got 'prun'",
+        ),
         ("nodes: 4\ngpus", "nodes: 0\ngpus", "s.yaml:3: nodes: must be at least 1, got 0"),
         ("512GB", "512G", "s.yaml:6: memory_per_node: '512G' is not a size such as 512GB, 480GiB or bytes"),
         ("512GB", "0", "s.yaml:6: memory_per_node: 0 is not a size such as"),
@@ -215,6 +221,8 @@ def test_site_files_that_extend_each_other_are_refused(tmp_path: Path):
         ("uan01", None),
         ("login1.vista.tacc.utexas.edu", "vista"),
         ("daint-ln002", "daint"),
+        ("aurora-uan-0010", "aurora"),
+        ("polaris-login-02.hsn.cm.polaris.alcf.anl.gov", "polaris"),
         ("laptop", None),
     ],
 )
@@ -260,10 +268,10 @@ def test_machines_have_their_own_sizes_and_a_source_for_each_key(name: str):
         lines = paragraph.strip().splitlines()
         assert (lines[0][0], lines[-1][0] != "#") == ("#", True), paragraph
     site, keys = trace_site(name, project=None, home=None)
-    placeholders = {key.key for key in keys if key.file and key.file.endswith("/slurm.yaml")}
+    placeholders = {key.key for key in keys if key.file and Path(key.file).stem == site.batch_system}
     sized = {"nodes", "gpus_per_node", "cores_per_node", "memory_per_node", "queues", "queue", "mpi"}
     assert not placeholders & sized
-    assert site.launcher == "srun"
+    assert site.launcher == EXTENDING[name]
     assert site.queue in {None, *(queue.name for queue in site.queues)}
 
 
@@ -283,6 +291,10 @@ BINS = {
     "summitdev": [("batch", 54, 4)],
     "vista": [("gh", 64, 48), ("gh-dev", 8, 2)],
     "clariden": [("normal", None, 24), ("debug", 1, 1.5), ("debug", 2, 0.75)],
+    "polaris": [
+        *(("debug", 2, 1), ("debug-scaling", 10, 1), ("prod", 24, 3), ("prod", 99, 6), ("prod", 496, 24)),
+        *(("preemptable", 10, 72), ("capacity", 4, 168)),
+    ],
     "roihu": [("gpumedium", 1, 36), ("gpularge", 10, 36), ("gputest", 2, 0.25)],
 }
 
@@ -306,6 +318,8 @@ def test_queues_are_those_of_the_guides(name: str):
         ("daint", 1022, 4, 72, "CUDA_VISIBLE_DEVICES"),
         ("leonardo", 3456, 4, 8, "CUDA_VISIBLE_DEVICES"),
         ("jupiter", 5884, 4, 72, "CUDA_VISIBLE_DEVICES"),
+        ("aurora", 3000, 12, 8, "ZE_AFFINITY_MASK"),
+        ("polaris", 496, 4, 8, "CUDA_VISIBLE_DEVICES"),
     ],
 )
 def test_nodes_are_those_of_the_guides(name: str, nodes: int, gpus: int, cores: int, variable: str):

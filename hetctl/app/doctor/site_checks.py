@@ -88,16 +88,16 @@ def queue_check(site: Site, name: str, used: bool, facts: QueueFacts | None) -> 
 
 
 def node_check(site: Site, name: str, groups: Sequence[NodeClass]) -> CheckResult:
-    """Compare a partition's nodes with the site file."""
+    """Compare the nodes of a partition, or of all queues, with the site file."""
     check = f"nodes of {name}"
     cores, memory = site.gpus_per_node * site.cores_per_gpu, site.memory_per_node // MEBIBYTE
-    gpus = site.gpus_per_node if site.device == "gpu" else 0
+    gpus = site.gpus_per_node if site.requests_gpus else 0
     wanted = f"{cores} cores, {memory} MiB" + (f" and {gpus} GPUs" if gpus else "")
     fitting = [g for g in groups if g.cores >= cores and g.memory_mib >= memory and g.gpus >= gpus]
     count = sum(group.nodes for group in fitting)
     keys = "correct cores_per_node, memory_per_node and gpus_per_node"
     if not groups:
-        return CheckResult(check, CheckStatus.WARNING, "Slurm lists none", "ask your administrators")
+        return CheckResult(check, CheckStatus.WARNING, "none are listed", "ask your administrators")
     if not fitting:
         return CheckResult(check, CheckStatus.FAILED, f"none has {wanted}: {_groups(groups)}", keys)
     if count < site.nodes:
@@ -265,6 +265,23 @@ def lsf_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: 
     yield answers
     if answers.status is not CheckStatus.FAILED:
         yield from _queues(site, queues.queue_command, queues.parse_queue)
+
+
+def pbs_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: ARG001
+    """Query PBS about itself, its queues and nodes; it cannot test a script without submitting it."""
+    answers = _answers(site, queues.pbs_server_command(), "PBS answers")
+    yield answers
+    if answers.status is CheckStatus.FAILED:
+        return
+    if not queues.keeps_history(run_command(site, queues.pbs_server_command()).stdout):
+        found, fix = (
+            "PBS keeps no states of jobs that are over",
+            "administrators set job_history_enable = True",
+        )
+        yield CheckResult("job history", CheckStatus.FAILED, found, fix, FaultDomain.BATCH_SYSTEM)
+    yield from _queues(site, queues.pbs_queue_command, queues.parse_pbs_queue)
+    groups = queues.parse_pbs_nodes(run_command(site, queues.pbs_nodes_command()).stdout)
+    yield node_check(site, BATCH_SYSTEMS[site.batch_system].title, groups)
 
 
 def dry_run(project: Project, site: Site) -> CheckResult:

@@ -1,8 +1,9 @@
-"""Queues, nodes and accounts of Slurm and LSF: commands, and the parsers of their output."""
+"""Queues, nodes and accounts of batch systems: commands, and the parsers of their output."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from hetctl.model.values import dataclass
@@ -21,7 +22,7 @@ class QueueFacts:
 
 @dataclass(frozen=True)
 class NodeClass:
-    """Class of identical nodes: their number, and the resources that Slurm allocates on each."""
+    """Class of identical nodes: their number, and the resources that jobs may have on each."""
 
     nodes: int
     cores: int
@@ -142,3 +143,56 @@ def parse_queue(text: str, name: str) -> QueueFacts | None:
     limits = text.partition("MAXIMUM LIMITS:")[2] or re.sub(r"DEFAULT LIMITS:.*?\n\n", "", text, flags=re.S)
     wall = re.search(r"RUNLIMIT[^\n]*\n\s*(\d{1,9})(?:\.\d+)? min", limits, re.ASCII)
     return QueueFacts("Open:" in text, None, int(wall[1]) * MINUTE_S if wall else None)
+
+
+def pbs_server_command() -> list[str]:
+    """Return PBS' query for its server."""
+    return ["qstat", "-B", "-f"]
+
+
+def keeps_history(text: str) -> bool:
+    """Return true if, by the output of `pbs_server_command`, PBS keeps the states of jobs that are over."""
+    return re.search(r"^ +job_history_enable = True\s*$", text, re.MULTILINE) is not None
+
+
+def pbs_queue_command(name: str) -> list[str]:
+    """Return PBS' query for a queue."""
+    return ["qstat", "-Q", "-f", name]
+
+
+def parse_pbs_queue(text: str, name: str) -> QueueFacts | None:
+    """Parse the output of `pbs_queue_command`; None if it is not about that queue.
+
+    A queue that only passes jobs on to others has their limits, at best.
+    """
+    if re.search(rf"^Queue: {re.escape(name)}\s*$", text, re.MULTILINE) is None:
+        return None
+    fields = dict(re.findall(r"^ +([\w.]+) = (\S+)\s*$", text, re.MULTILINE | re.ASCII))
+    nodes, wall = (fields.get(f"resources_max.{key}", "") for key in ("nodect", "walltime"))
+    is_open = fields.get("enabled") == fields.get("started") == "True"
+    return QueueFacts(is_open, int(nodes) if nodes.isdecimal() else None, parse_slurm_time(wall))
+
+
+def pbs_nodes_command() -> list[str]:
+    """Return PBS' query for all nodes."""
+    return ["pbsnodes", "-a"]
+
+
+def parse_pbs_nodes(text: str) -> tuple[NodeClass, ...]:
+    """Parse the output of `pbs_nodes_command`: an unindented name, then indented attributes of the node."""
+    found: Counter[tuple[int, int, int]] = Counter()
+    for record in re.split(r"^(?=\S)", text, flags=re.MULTILINE):
+        fields = dict(
+            re.findall(r"^ +resources_available\.(\w+) = (\d{1,15}[kmgt]?b?)\s*$", record, re.M | re.A)
+        )
+        if fields.get("ncpus", "").isdecimal():
+            gpus = fields.get("ngpus", "")
+            memory = _pbs_mib(fields.get("mem", ""))
+            found[int(fields["ncpus"]), memory, int(gpus) if gpus.isdecimal() else 0] += 1
+    return tuple(NodeClass(nodes, *size) for size, nodes in found.items())
+
+
+def _pbs_mib(text: str) -> int:
+    """Return a size such as 527672492kb or 4gb in MiB; 0 if it is none."""
+    match = re.fullmatch(r"(\d+)([kmgt]?)b", text, re.ASCII)
+    return int(match[1]) * 1024 ** "kmgt".find(match[2]) // 1024 if match and match[2] else 0

@@ -33,8 +33,12 @@ def start_agents(site: Site, name: str, sets: Sequence[ResourceSet], command: tu
 
 def variables_of(site: Site, held: ResourceSet) -> dict[str, str]:
     """Return the variables specific to a set: the name of its node, and its GPUs there."""
-    gpus = {site.visible_devices: ",".join(map(str, held.gpus))} if site.device == "gpu" else {}
-    return {NODE_VARIABLE: held.node, **gpus}
+    return {NODE_VARIABLE: held.node, **visible_gpus(site, held.gpus)}
+
+
+def visible_gpus(site: Site, gpus: Sequence[int]) -> dict[str, str]:
+    """Return the variable that shows a process these GPUs of its node alone; none for slots."""
+    return {site.visible_devices: ",".join(map(str, gpus))} if site.device == "gpu" else {}
 
 
 LOCAL = Launcher("local", start_agents, starts_here=True, most_nodes=1, on_path=False)

@@ -1,9 +1,10 @@
-"""Launcher for Open MPI alone, as under LSF without jsrun: an ``mpirun`` with an agent per resource set."""
+"""Launcher for Open MPI, as under PBS, or LSF without jsrun: an ``mpirun`` with an agent per resource set."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.cluster.launchers.child_process import variables_of
 from hetctl.cluster.launchers.launch_spec import Launcher, LaunchSpec, ResourceSet, common_environment
 from hetctl.model.site import Site
@@ -11,8 +12,11 @@ from hetctl.model.site import Site
 BINDING = ("--oversubscribe", "--bind-to", "none", "--allow-run-as-root")
 """The agents bind their ranks themselves; ``--allow-run-as-root`` is for containers."""
 
-BLAUNCH = {"OMPI_MCA_plm_rsh_agent": "blaunch"}
-"""Setting by which an Open MPI without LSF support reaches other nodes: ``blaunch`` is used like ssh."""
+
+def reaching(site: Site) -> dict[str, str]:
+    """Return the setting by which an Open MPI that does not know the batch system reaches other nodes."""
+    shell = BATCH_SYSTEMS[site.batch_system].remote_shell
+    return {"OMPI_MCA_plm_rsh_agent": shell} if shell else {}
 
 
 def start_agents(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
@@ -20,7 +24,8 @@ def start_agents(site: Site, name: str, sets: Sequence[ResourceSet], command: tu
 
     Each set is a separate program, started by ``env``, which also sets variables that ``mpirun`` would not
     pass on. ``--enable-recovery`` keeps the other agents running when one is lost.
-    Sources: Open MPI's mpirun(1); IBM's "Run parallel jobs with blaunch".
+    Sources: Open MPI's mpirun(1); IBM's "Run parallel jobs with blaunch"; "Launching
+    with PBS / Torque" of Open MPI.
     """
     first, *others = (_program(site, held, command) for held in sets)
     argv = (
@@ -30,7 +35,7 @@ def start_agents(site: Site, name: str, sets: Sequence[ResourceSet], command: tu
         *first,
         *(word for program in others for word in (":", *program)),
     )
-    return LaunchSpec(name, argv, {**common_environment(site), **BLAUNCH})
+    return LaunchSpec(name, argv, {**common_environment(site), **reaching(site)})
 
 
 def start_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[str, ...]) -> LaunchSpec:
@@ -39,7 +44,7 @@ def start_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[st
     programs = [("-np", "1", "--host", f"{node}:1", "env", *variables, *command) for node in nodes]
     others = (word for program in programs[1:] for word in (":", *program))
     return LaunchSpec(
-        name, ("mpirun", *BINDING, *programs[0], *others), {**common_environment(site), **BLAUNCH}
+        name, ("mpirun", *BINDING, *programs[0], *others), {**common_environment(site), **reaching(site)}
     )
 
 

@@ -67,6 +67,12 @@ FILTERS: dict[str, Callable[[object], str]] = {
         re.compile(r"[\w./:,+=@][\w./:,+=@-]*", re.ASCII),
         "letters, digits and ._/:,+=@- only",
     ),
+    # A colon in the path of a log would separate a host from it.
+    "qsub": QuotingRule(
+        "a line #PBS",
+        re.compile(r"[\w./,+=@][\w./,+=@-]*", re.ASCII),
+        "letters, digits and ._/,+=@- only",
+    ),
 }
 
 

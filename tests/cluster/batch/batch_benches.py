@@ -13,6 +13,7 @@ from pathlib import Path
 from hetctl.cluster.batch.base import JobRequest
 from hetctl.cluster.batch.local import LocalBatch
 from hetctl.cluster.batch.lsf import LsfBatch
+from hetctl.cluster.batch.pbs import PbsBatch
 from hetctl.cluster.batch.slurm import SlurmBatch
 from hetctl.model.site import Queue, Site
 
@@ -133,4 +134,21 @@ class LsfBench(Bench):
         self.cluster.ask("set", minute_s=0.01)
 
 
-BENCHES = {"local": LocalBench, "slurm": SlurmBench, "lsf": LsfBench}
+class PbsBench(Bench):
+    """The stand-in for PBS, with LSF's daemon."""
+
+    batch_system = "pbs"
+    command = ("qsub",)
+    headers = "#PBS -N {name}\n#PBS -l walltime=0:10:00\n#PBS -o /dev/null\n"
+    after_line = "#PBS -W depend=afterany:{after}\n"
+    queue = "workq"
+
+    def set_up(self, request) -> None:
+        self.cluster = request.getfixturevalue("start_pbs")()
+        self.batch = PbsBatch(self.folder)
+
+    def reach_limit(self, _job) -> None:
+        self.cluster.ask("set", minute_s=0.01)
+
+
+BENCHES = {"local": LocalBench, "slurm": SlurmBench, "lsf": LsfBench, "pbs": PbsBench}

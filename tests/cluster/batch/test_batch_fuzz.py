@@ -15,6 +15,8 @@ import pytest
 from hetctl.cluster.batch.lsf import parse_bhist, parse_bjobs
 from hetctl.cluster.batch.lsf import parse_found as parse_found_lsf
 from hetctl.cluster.batch.lsf import parse_found_gone as parse_found_gone_lsf
+from hetctl.cluster.batch.pbs import parse_found as parse_found_pbs
+from hetctl.cluster.batch.pbs import parse_qstat
 from hetctl.cluster.batch.slurm import parse_failed_nodes, parse_found, parse_sacct, parse_squeue
 from hetctl.model.job import JobState
 
@@ -42,17 +44,24 @@ PARSERS = {
     "sacct": (finished_by_slurm(parse_sacct), "slurm-*-sacct*.txt"),
     "bjobs": (finished_by_lsf(parse_bjobs), "lsf-*-bjobs*.json"),
     "bhist": (finished_by_lsf(parse_bhist), "lsf-*-bhist*.txt"),
+    "qstat": (finished_by_lsf(parse_qstat), "openpbs-*-qstat.txt"),
 }
 FINISHED = {
     "squeue": r"^\s*{}\s*\|\s*COMPLETED?",
     "sacct": r"^\s*{}\s*\|\s*COMPLETED?",
     "bjobs": r'"STAT"\s*:\s*"\s*DONE\s*"',
     "bhist": r": Done successfully\.",
+    "qstat": r"^    Exit_status = -?0+\s*$",
 }
 
 
 def unfinished(text):
-    for word, other in (("COMPLETED", "COMPLETING"), ("DONE", "RUN"), ("Done", "Gone")):
+    for word, other in (
+        ("COMPLETED", "COMPLETING"),
+        ("DONE", "RUN"),
+        ("Done", "Gone"),
+        ("Exit_status = 0", "Exit_status = 3"),
+    ):
         text = text.replace(word, other)
     return text
 
@@ -88,7 +97,7 @@ def test_broken_answers_raise_nothing_and_finish_no_job(name):
         text = mutated(rng, texts)
         for job in finished(text):
             line = FINISHED[name].format(re.escape(job))
-            assert re.search(line, re.sub(r"\n {21}", "", text), re.MULTILINE), (job, text)
+            assert re.search(line, re.sub(r"\n( {21}|\t)", "", text), re.MULTILINE), (job, text)
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -98,11 +107,13 @@ def test_no_job_is_finished_where_nothing_says_so(name):
     rng = random.Random(21)
     for _ in range(INPUTS // 10):
         text = mutated(rng, texts)
-        if not any(word in text for word in ("COMPLETE", "DONE", "Done success")):
+        if not any(word in text for word in ("COMPLETE", "DONE", "Done success", "Exit_status = 0")):
             assert finished(text) == [], text
 
 
-@pytest.mark.parametrize("parse", [parse_found, parse_failed_nodes, parse_found_lsf, parse_found_gone_lsf])
+@pytest.mark.parametrize(
+    "parse", [parse_found, parse_failed_nodes, parse_found_lsf, parse_found_gone_lsf, parse_found_pbs]
+)
 def test_broken_lists_are_read_without_a_traceback(parse):
     texts = [path.read_text() for path in sorted(CAPTURED.glob("*-*.*"))]
     rng = random.Random(22)

@@ -1,4 +1,6 @@
-"""Queues, nodes and accounts, by answers of Slurm and LSF."""
+"""Queues, nodes and accounts, by answers of batch systems."""
+
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -7,15 +9,19 @@ from hypothesis import strategies as st
 from hetctl.cluster.batch.queues import (
     NodeClass,
     QueueFacts,
+    keeps_history,
     parse_accounts,
     parse_nodes_of_partition,
     parse_partition,
+    parse_pbs_nodes,
+    parse_pbs_queue,
     parse_qos,
     parse_queue,
     parse_slurm_time,
     parse_start,
 )
 
+CAPTURED = Path(__file__).parent / "captured"
 PARTITION = (
     "PartitionName=main AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A "
     "DefaultTime=00:10:00 DisableRootJobs=NO MaxNodes={nodes} MaxTime={time} MinNodes=0 LLN=NO "
@@ -126,3 +132,26 @@ def test_the_expected_start_of_a_tested_script_is_read():
     said = "sbatch: Job 7 to start at 2026-11-29T12:30:00 using 4 processors on nodes n1 in partition main"
     assert parse_start(f"sbatch: warning: hello\n{said}\n") == "2026-11-29T12:30:00"
     assert parse_start("allocation failure: Requested node configuration is not available") is None
+
+
+def test_queues_and_nodes_of_pbs():
+    queue = (CAPTURED / "openpbs-23.06-queue.txt").read_text()
+    assert parse_pbs_queue(queue, "workq") == QueueFacts(True)
+    limited = queue + "    resources_max.nodect = 16\n    resources_max.walltime = 168:00:00\n"
+    assert parse_pbs_queue(limited, "workq") == QueueFacts(True, 16, 168 * 3600)
+    assert parse_pbs_queue(queue.replace("started = True", "started = False"), "workq") == QueueFacts(False)
+    assert parse_pbs_queue(queue, "work") is None
+    nodes = (CAPTURED / "openpbs-23.06-pbsnodes.txt").read_text()
+    assert parse_pbs_nodes(nodes) == (NodeClass(2, 4, 4096, 2),)
+    assert parse_pbs_nodes(nodes.replace("4gb", "527672492kb", 1)) == (
+        NodeClass(1, 4, 515305, 2),
+        NodeClass(1, 4, 4096, 2),
+    )
+    assert keeps_history("Server: s\n    job_history_enable = True\n")
+    assert not keeps_history("Server: s\n    job_history_enable = False\n")
+
+
+@given(st.text(alphabet="Queue: workq\n =.resources_availablencpusmaxwalltime0123456789", max_size=200))
+def test_any_text_of_pbs_is_read_without_a_traceback(text):
+    assert parse_pbs_queue(text, "workq") is None or "workq" in text
+    assert all(group.cores >= 0 for group in parse_pbs_nodes(text))

@@ -191,7 +191,7 @@ class Mbatchd:
                 job.reason = "warned"
                 self.kill(job, getattr(signal, f"SIG{request['warning']}"))
             if left <= 0:
-                self.end(job, LIMIT, first=(signal.SIGUSR2,))
+                self.end(job, LIMIT, first=self.settings["limit_signals"])
         while job.signals and job.signals[0][0] <= now:
             self.kill(job, job.signals.pop(0)[1])
 
@@ -200,15 +200,15 @@ class Mbatchd:
         return job.started + job.request["run_limit_min"] * self.settings["minute_s"] - time.time()
 
     def end(self, job, reason, first=()) -> None:
-        """End a job as LSF does: INT, TERM and KILL, with pauses."""
+        """End a job by several signals with pauses: INT, TERM and KILL as LSF does."""
         if job.state in ("PEND", "PSUSP"):
             job.reason, job.ending = reason, reason
             self.over(job, "EXIT", None)
         elif not job.ending:
             job.ending = reason
-            numbers = (*first, signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+            names = (*first, *self.settings["kill_signals"])
             pause = self.settings["kill_s"]
-            job.signals = [(time.time() + n * pause, number) for n, number in enumerate(numbers)]
+            job.signals = [(time.time() + n * pause, signal.Signals[name]) for n, name in enumerate(names)]
 
     def finish(self, job, status) -> None:
         self.kill(job, signal.SIGKILL)  # whatever it left running
@@ -331,6 +331,7 @@ class Mbatchd:
         return {
             "id": job.id, "number": job.number, "hidden": job.hidden, "events": job.events,
             "started": job.started,
+            "limit_s": (job.request["run_limit_min"] or 0) * self.settings["minute_s"],
             "fields": {
                 "jobid": str(job.number), "jobindex": str(job.index), "stat": job.state,
                 "job_name": job.full_name, "queue": job.request["queue"], "user": "tester",

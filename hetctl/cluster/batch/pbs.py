@@ -1,0 +1,222 @@
+"""Client of PBS (OpenPBS, PBS Professional): qstat knows running jobs, and ended ones from its history."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
+from hetctl.cluster.batch.command import DOUBT, USUAL_COMMANDS, CommandRunner, submit_script
+from hetctl.model.errors import BatchSystemError
+from hetctl.model.job import JobState, JobStatus
+
+STATES = {
+    "Q": JobState.PENDING,
+    "H": JobState.PENDING,  # held, as a job is that waits for another one
+    "T": JobState.PENDING,  # on its way to another server
+    "W": JobState.PENDING,  # for its time to begin
+    "R": JobState.RUNNING,
+    "E": JobState.RUNNING,  # has ended, and is tidied up
+    "S": JobState.RUNNING,  # suspended by the scheduler, and continues later
+    "U": JobState.RUNNING,  # suspended because the owner of its workstation is active
+    "M": JobState.UNKNOWN,  # moved to another server
+    "F": JobState.FAILED,  # over, in one of the ways below
+}
+ENDS = {
+    -1: JobState.NODE_FAILED,  # it could not be started
+    -2: JobState.NODE_FAILED,
+    -4: JobState.NODE_FAILED,  # its first node was started anew
+    -20: JobState.NODE_FAILED,  # its first node was lost
+    -30: JobState.NODE_FAILED,  # one of its nodes did not join
+    -26: JobState.OUT_OF_MEMORY,
+    -27: JobState.OUT_OF_MEMORY,
+    -28: JobState.TIMEOUT,
+    -29: JobState.TIMEOUT,
+}
+"""States by ``Exit_status``, where PBS itself ended a job (``JOB_EXEC_`` in OpenPBS' job.h)."""
+TERMINATED = "91"
+"""Substate of jobs that qdel ended (``JOB_SUBSTATE_TERMINATED``)."""
+SIGNALLED = 256
+"""Added by PBS to the number of the signal that ended a job's shell."""
+
+TRANSIENT = (
+    "cannot connect to server",
+    "Connection refused",
+    "Communication failure",
+    "No Permission",  # while the server starts
+    "Premature end of message",
+    "Batch protocol error",
+    "Server shutting down",
+    "errno=15031",
+    "errno=15010",
+)
+"""Messages of temporary failures."""
+
+REFUSALS = (
+    "Unknown queue",
+    "Queue is not enabled",
+    "Access to queue is denied",
+    "Job violates queue and/or server resource limits",
+    "Job rejected by all possible destinations",
+    "No default queue specified",
+    "Invalid Account",
+    "Invalid Job Dependency",
+    "Job has finished",
+    "hook rejected request",
+    "Cannot be used with select or place",
+    "Unknown resource",
+    "Illegal attribute or resource value",
+    "Undefined attribute",
+    "Resource invalid in",
+    "is required to be set",
+    "would exceed",
+    "exceeds",
+    "Maximum number of jobs already in queue",
+    "Invalid credential",
+    "Unauthorized Request",
+    "Bad UID for job execution",
+    "Invalid request",
+    "illegal -",
+    "invalid option",
+    "Unknown Job Id",
+    "script file",
+    "usage: qsub",
+)
+"""Parts of messages of qsub after which no job exists; any other failure leaves a doubt."""
+
+NOTHING_FOUND = ("Unknown Job Id",)
+OVER_ALREADY = ("Unknown Job Id", "Job has finished", "Request invalid for state of job")
+
+SUBMITTED = re.compile(r"^([0-9]{1,18}\.[\w.-]+)\s*$", re.MULTILINE | re.ASCII)
+JOB = re.compile(r"^Job Id: ([0-9]{1,18}(?:\.[\w.-]+)?)\s*$", re.MULTILINE | re.ASCII)
+ATTRIBUTE = re.compile(r"^    ([\w.]+) = (.*)$", re.MULTILINE | re.ASCII)
+
+
+def parse_job_id(text: str) -> str:
+    """Parse the output of qsub: ``12.server``, possibly after lines of the site.
+
+    Raises
+    ------
+    SubmissionInDoubtError
+        If there is no job id in the output.
+    """
+    found = SUBMITTED.findall(text)
+    if not found:
+        raise SubmissionInDoubtError(f"qsub printed no job id: {text.strip()!r}", DOUBT)
+    return str(found[-1])
+
+
+def qstat_command(ids: Sequence[str]) -> list[str]:
+    """Return the query for jobs, those that are over included."""
+    # Not -F json: releases before 2022 print values there that are not quoted.
+    return ["qstat", "-x", "-f", *ids]
+
+
+def parse_qstat(text: str) -> dict[str, JobStatus]:
+    """Parse the output of `qstat_command`, by job."""
+    return {job: _status(record) for job, record in _records(text) if "job_state" in record}
+
+
+def find_command(name: str, user: str, *, recorded: bool) -> list[str]:
+    """Return the query for the ids of a user's jobs with this name."""
+    return ["qselect", *(["-x"] if recorded else []), "-u", user, "-N", name]
+
+
+def parse_found(text: str) -> str | None:
+    """Parse the output of `find_command`: the newest job; None if there is none."""
+    return max(SUBMITTED.findall(text), key=lambda job: int(job.partition(".")[0]), default=None)
+
+
+def _records(text: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the attributes of each job; long lines go on after a tab."""
+    unfolded = text.replace("\n\t", "")
+    heads = list(JOB.finditer(unfolded))
+    ends = [*(head.start() for head in heads), len(unfolded)][1:]
+    for head, end in zip(heads, ends, strict=True):
+        record: dict[str, str] = {}
+        for name, value in ATTRIBUTE.findall(unfolded, head.end(), end):
+            record.setdefault(name, value.strip())
+        yield head.group(1), record
+
+
+def _status(record: Mapping[str, str]) -> JobStatus:
+    """Return a job's state; a job that never started has no exit status."""
+    state, comment = STATES.get(record["job_state"], JobState.UNKNOWN), record.get("comment", "")
+    if state != JobState.FAILED:
+        return JobStatus(
+            state, None, comment if state == JobState.PENDING and comment else record["job_state"]
+        )
+    code = _number(record.get("Exit_status", ""))
+    if record.get("substate") == TERMINATED or code is None:
+        return JobStatus(JobState.CANCELLED, None, comment or "deleted")
+    if code == 0:
+        return JobStatus(JobState.FINISHED, 0, "F")
+    if code < 0:
+        return JobStatus(ENDS.get(code, JobState.FAILED), None, f"Exit_status {code}: {comment}")
+    signalled = code > SIGNALLED
+    late = signalled and _used_up(record)
+    exit_code = code - SIGNALLED + 128 if signalled else code
+    return JobStatus(JobState.TIMEOUT if late else JobState.FAILED, exit_code, comment or "F")
+
+
+def _used_up(record: Mapping[str, str]) -> bool:
+    """Return true if a job ran for as long as it might: before release 19, only this tells its limit."""
+    used, limit = (
+        _seconds(record.get(f"{name}.walltime", "")) for name in ("resources_used", "Resource_List")
+    )
+    return used is not None and limit is not None and used >= limit
+
+
+def _seconds(text: str) -> int | None:
+    parts = text.split(":")
+    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        return None
+    hours, minutes, seconds = map(int, parts)
+    return (hours * 60 + minutes) * 60 + seconds
+
+
+def _number(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"-?\d{1,5}", text, re.ASCII) else None
+
+
+class PbsBatch:
+    """PBS, used through its commands."""
+
+    def __init__(self, _folder: Path, commands: CommandRunner = USUAL_COMMANDS) -> None:
+        self._commands = commands
+
+    def submit(self, request: JobRequest) -> str:
+        """Run qsub."""
+        return submit_script(self._commands, request, REFUSALS, parse_job_id)
+
+    def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
+        """Query qstat; jobs that its history no longer has are UNKNOWN."""
+        if not ids:
+            return {}
+        found = parse_qstat(self._commands.check_output(qstat_command(ids), TRANSIENT, NOTHING_FOUND))
+        return {job: found.get(job, JobStatus(JobState.UNKNOWN)) for job in ids}
+
+    def find(self, names: Sequence[str], *, recorded: bool = True) -> Mapping[str, str]:
+        """Query qselect for one name after the other, as it takes no list."""
+        commands = {name: find_command(name, getpass.getuser(), recorded=recorded) for name in names}
+        found = {
+            name: parse_found(self._commands.check_output(command, TRANSIENT))
+            for name, command in commands.items()
+        }
+        return {name: job for name, job in found.items() if job is not None}
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        """Run qdel."""
+        if not ids:
+            return
+        answer = self._commands.run_with_retry(["qdel", *ids], TRANSIENT)
+        lines = f"{answer.stdout}\n{answer.stderr}".splitlines()
+        # qdel fails if one of several jobs has ended already, although it ends the others.
+        if answer.code != 0 and any(line.strip() and not _is_over(line) for line in lines):
+            raise BatchSystemError(f"qdel failed ({answer.code}): {answer.error_tail}")
+
+
+def _is_over(line: str) -> bool:
+    return any(part in line for part in OVER_ALREADY)

@@ -1,0 +1,169 @@
+#!/bin/bash -l
+#PBS -N hetctl-digits-001-0-0a1b2c
+#PBS -q capacity
+#PBS -l select=1
+#PBS -l place=scatter
+#PBS -l walltime=02:00:00
+#PBS -j oe
+#PBS -k doe
+#PBS -o /shared/ann/digits/.hetctl/runs/digits-001/job-0000.log
+#PBS -r n
+#PBS -l filesystems=home:flare
+# Written by hetctl: run the rounds of one job, then submit the next job.
+started=$(date +%s)
+umask 077
+module load frameworks
+set -u
+export HETCTL_HOME=/shared/ann/digits/.hetctl
+export ZE_FLAT_DEVICE_HIERARCHY=FLAT
+export CCL_PROCESS_LAUNCHER=pmix
+export CCL_ATL_TRANSPORT=mpi
+export CCL_KVS_MODE=mpi
+cd "$PBS_O_WORKDIR" || exit
+python=/shared/ann/venv/bin/python
+run=digits-001
+folder=/shared/ann/digits/.hetctl/runs/digits-001
+stop=/shared/ann/digits/.hetctl/runs/digits-001/job-0000.stop
+claim=/shared/ann/digits/.hetctl/runs/digits-001/job-0000.claim
+next=/shared/ann/digits/.hetctl/runs/digits-001/job-0001.sh
+batch_id=$PBS_JOBID
+
+# Repeat a command for minutes if a file system does not answer, from which Python may not even start.
+patiently() {
+    local pause failed
+    for pause in 5 10 20 40 60 60 0; do
+        "$@" && return
+        failed=$?
+        [[ $failed =~ ^(8|1|126|127|135)$ && $pause != 0 ]] || return "$failed"
+        sleep "$pause"
+    done
+}
+
+advance() {
+    patiently "$python" -m hetctl advance "$@" -- "$run" && return
+    local failed=$?
+    echo "hetctl advance failed with exit code $failed; go on with: hetctl advance $run" >&2
+    return "$failed"
+}
+
+# Of several scripts with this number, the first one to make the link is the job (ln is atomic). A requeued
+# job finds its own number.
+take_number() {
+    [ -e "$claim" ] || { echo "$batch_id" >"$claim-$batch_id" && sync "$claim-$batch_id"; } || return 1
+    [ -e "$claim" ] || ln "$claim-$batch_id" "$claim" || [ -e "$claim" ] || return 1
+    claimed=$(cat "$claim") && [ -n "$claimed" ]
+}
+patiently take_number || exit 1
+rm -f "$claim-$batch_id"
+if [ "$claimed" != "$batch_id" ]; then
+    echo "job $batch_id leaves: job $claimed is job 0 of run $run already" >&2
+    exit 75
+fi
+# The batch system may requeue this job after it has submitted the next one; only one of them may train.
+if [ -e "$next" ]; then
+    echo "job $batch_id leaves: job 1 of run $run takes its place" >&2
+    advance --after-job 0
+    exit
+fi
+rm -f "$stop"
+
+# The limit counts from the start of this script, or as the batch system reports it; training stops earlier.
+left=7200
+# The limit as PBS has it now, from when it started this job.
+measured=
+facts=$(timeout 60 qstat -f "$PBS_JOBID")
+if [[ $facts =~ Resource_List\.walltime\ =\ ([0-9]+):([0-9]+):([0-9]+) ]]; then
+    seconds=$(((10#${BASH_REMATCH[1]} * 60 + 10#${BASH_REMATCH[2]}) * 60 + 10#${BASH_REMATCH[3]}))
+    [[ $facts =~ stime\ =\ ([^$'\n']+) ]] && begun=$(date -d "${BASH_REMATCH[1]}" +%s) || begun=$started
+    seconds=$((seconds + begun - $(date +%s)))
+    measured=$((seconds / 60)):$((seconds % 60))
+fi
+if [[ $measured =~ ^((([0-9]+)-)?([0-9]+):)?([0-9]+):([0-9]+)$ ]]; then
+    hours=$((10#0${BASH_REMATCH[3]} * 24 + 10#0${BASH_REMATCH[4]}))
+    measured=$(((hours * 60 + 10#${BASH_REMATCH[5]}) * 60 + 10#${BASH_REMATCH[6]} + $(date +%s) - started))
+    left=$((measured < left ? measured : left))
+fi
+deadline=$((started + left - 300))
+
+# The driver ignores USR2: near the limit some batch systems signal all processes of the job.
+trap '' USR2
+"$python" -m hetctl.runtime.driver "$folder" --job 0 --deadline "$deadline" --batch-id "$batch_id" &
+driver=$!
+
+# The driver polls for this file, so that no signal has to reach it. On a full disk the file is empty.
+tell() {
+    [ -e "$stop" ] || { echo "$1" >"$stop.new"; mv "$stop.new" "$stop"; } || kill -TERM "$driver"
+}
+
+# Stop training before the limit, and kill a driver that hangs, so that the next job is submitted. The watch
+# ends with this script.
+watch() {
+    nap=
+    trap 'kill $nap 2>/dev/null; exit' TERM
+    until_or_gone "$1" && tell deadline
+    until_or_gone "$2" && kill -KILL "$driver"
+}
+until_or_gone() {
+    # No $(..) here: bash loses a trap if the signal arrives during a command substitution.
+    while printf -v now '%(%s)T' -1; [ "$now" -lt "$1" ]; do
+        [ -e /proc/$$/exe ] || exit
+        sleep 1 & nap=$!; wait "$nap"
+    done
+}
+watch "$deadline" "$((deadline + 270))" &
+watch=$!
+
+# A signal interrupts bash's wait, hence the loop. Slurm may send its warning a minute early: the watch is exact.
+signalled=no
+trap 'signalled=yes; printf -v now "%(%s)T" -1; [ $((deadline - now)) -le 60 ] || tell signal' USR2
+trap 'signalled=yes; tell signal' TERM INT  # LSF's bkill sends INT first
+while true; do
+    wait "$driver"
+    code=$?
+    [ "$signalled" = yes ] || break
+    signalled=no
+done
+kill "$watch" 2>/dev/null; wait "$watch"
+
+# Do not ignore USR2 here: a local job that advance starts would inherit that, and a shell cannot undo it.
+trap : USR2
+trap - TERM INT
+rm -f "$stop"
+
+# Submit the next job from here, so that the run continues without a login session.
+advance --after-job 0
+exit "$code"
+
+# The driver starts one step: an agent on each node, which forks the ranks there.
+PYTHONUNBUFFERED=1 \
+    ZE_FLAT_DEVICE_HIERARCHY=FLAT \
+    CCL_PROCESS_LAUNCHER=pmix \
+    CCL_ATL_TRANSPORT=mpi \
+    CCL_KVS_MODE=mpi \
+    FI_MR_CACHE_MONITOR=userfaultfd \
+    mpiexec \
+    --ppn \
+    1 \
+    --hosts \
+    node-1 \
+    --cpu-bind \
+    none \
+    --no-transfer \
+    --line-buffer \
+    --no-abort-on-failure \
+    --pmi=pmix \
+    -n \
+    1 \
+    env \
+    ZE_AFFINITY_MASK=0,1,2,3,4,5,6,7,8,9,10,11 \
+    /shared/ann/venv/bin/python \
+    -m \
+    hetctl.runtime.agent \
+    /shared/ann/digits/.hetctl/runs/digits-001/job-0000.driver.json \
+    --step \
+    agents \
+    --threads \
+    8 \
+    --framework \
+    tensorflow
+# node-1: member-1 on 0
