@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,6 +123,10 @@ def submit_command(
     else:
         outcome, choice = begin(context, project, members)
         _print_outcome(project, outcome, choice, wait=wait)
+        if (context.params["chain"] or 1) > 1 and shutil.which("scrontab") and not as_json():
+            here = shlex.quote(str(project.folder))
+            click.echo("to queue more by Slurm when these are over, add with `scrontab -e`:")
+            click.echo(f"#SCRON --time=00:05:00\n*/30 * * * * cd {here} && hetctl advance {outcome.run}")
 
 
 def begin(context: click.Context, project: Project, members: Ensemble) -> tuple[RunTransition, Choice]:

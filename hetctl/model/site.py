@@ -466,6 +466,16 @@ class Site:
         return replace(self, environment={**self.environment, **set_by_user})
 
     @property
+    def shell_setup(self) -> tuple[str, ...]:
+        """Lines of `setup`, after one that makes ``module`` available where a line needs it.
+
+        A script of a batch system has it only if the submitting shell has passed it on.
+        """
+        uses_modules = any(line.split()[0] in ("module", "ml") for line in self.setup)
+        login = ("type module >/dev/null 2>&1 || . /etc/profile >/dev/null",) if uses_modules else ()
+        return (*login, *self.setup)
+
+    @property
     def wanted_queues(self) -> tuple[str, ...]:
         """Names of the queues to use, the usual one first; empty: any."""
         return (self.queue,) if isinstance(self.queue, str) else self.queue or ()

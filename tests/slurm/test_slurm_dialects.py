@@ -67,6 +67,7 @@ def test_a_chain_of_five_is_queued_from_the_login_node_without_gres_and_mem(slur
         text = (before + REFUSING).format(refused=refused, name=name, real=shutil.which(name))
         (shims / name).write_text(f"#!/bin/bash\n{text}")
         (shims / name).chmod(0o755)
+    (shims / "scrontab").touch(mode=0o755)
     python, nodes = python_without_training(tmp_path), tmp_path / "nodes"
     nodes.mkdir()
     lab = slurm_cluster.lab(tmp_path / "project", SITE.format(python=python, nodes=nodes))
@@ -88,6 +89,7 @@ def test_a_chain_of_five_is_queued_from_the_login_node_without_gres_and_mem(slur
     finally:
         slurm_cluster.run("scontrol", "update", "partitionname=main", "state=up")
     assert submitted.code == 0, submitted
+    assert f"*/30 * * * * cd {project.path} && hetctl advance {RUN}" in submitted.stdout
     assert "submitted to urgent, of which the earliest start is expected" in submitted.stdout
 
     def jobs():

@@ -146,7 +146,9 @@ def python_checks(site: Site) -> Iterator[CheckResult]:
     is_elsewhere = site.container or site.stage
     packages = {"hetctl": "nothing runs without it"} if is_elsewhere else packages_of_nodes()
     code = IMPORTABLE.format(names=list(packages))
-    script = "\n".join([f"trap {shlex.quote(TELL_FAILURE)} ERR", *site.setup, "trap - ERR", 'exec "$@"'])
+    script = "\n".join(
+        [f"trap {shlex.quote(TELL_FAILURE)} ERR", *site.shell_setup, "trap - ERR", 'exec "$@"']
+    )
     answer = run_command(site, ["bash", "-c", script, "hetctl", python, "-c", code])
     yield from _setup_checks(site, answer.stderr)
     try:

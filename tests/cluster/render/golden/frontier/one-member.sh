@@ -16,6 +16,7 @@
 # Written by hetctl: run the rounds of one job, then submit the next job.
 started=$(date +%s)
 umask 077
+type module >/dev/null 2>&1 || . /etc/profile >/dev/null
 module load rocm
 module load rccl-net-plugin
 export MIOPEN_USER_DB_PATH=/tmp/$USER-miopen-cache-$SLURM_JOB_ID

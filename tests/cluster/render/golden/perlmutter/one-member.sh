@@ -15,6 +15,7 @@
 # Written by hetctl: run the rounds of one job, then submit the next job.
 started=$(date +%s)
 umask 077
+type module >/dev/null 2>&1 || . /etc/profile >/dev/null
 module load nccl
 set -u
 export HETCTL_HOME=/shared/ann/digits/.hetctl
