@@ -36,6 +36,7 @@ import environment_bench
 import estimates_bench
 import fleet
 import fused_bench
+import fused_search_bench
 import hetpipe_bench
 import hoho_bench
 import hop_state_bench
@@ -417,6 +418,7 @@ SECTIONS: dict[str, Section] = {
     "pace": pace_bench.table,
     "gradients": overlap_bench.table,
     "fused": fused_bench.table,
+    "fused-search": fused_search_bench.table,
     "checkpoint": checkpoint_bench.table,
     "rounds": round_bench.table,
     "state": state_bench.table,
