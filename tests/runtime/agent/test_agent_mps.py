@@ -11,7 +11,8 @@ STAND_IN = """\
 #!/bin/sh
 cd "$CUDA_MPS_PIPE_DIRECTORY" || exit 1
 if [ "$1" = -f ]; then
-  echo "$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" > control
+  echo "$CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" > threads
+  : > control
   while [ ! -e quit ]; do sleep 0.02; done
   echo ended > {log}
 else
@@ -29,7 +30,7 @@ def test_a_daemon_is_there_while_ranks_are_and_ends_with_them(tmp_path, monkeypa
     monkeypatch.setenv(PIPES, "/another")
     with mps_daemon(50):
         folder = Path(os.environ[PIPES])
-        assert (folder / "control").read_text() == "50\n"
+        assert (folder / "threads").read_text() == "50\n"
         assert (folder.stat().st_mode & 0o777, log.exists()) == (0o700, False)
     assert (os.environ[PIPES], folder.exists(), log.read_text()) == ("/another", False, "ended\n")
 
