@@ -27,6 +27,7 @@ from hetctl.model.interpreter import load_entry
 from hetctl.model.site import Site
 from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.model.values import dataclass
+from hetctl.runtime.driver.broadcast import archive_of
 from hetctl.runtime.worker.measuring.all_reduce import AllReduce
 
 MOUNTS = Path("/proc/self/mountinfo")
@@ -100,6 +101,8 @@ def examine(
     home = project.home.path
     checks.append(place_check(site, home, filesystem_of(home, MOUNTS.read_text(encoding="utf-8"))))
     checks.append(ability_check(home))
+    if site.stage:
+        checks.append(stage_check(site, home))
     checks += python_checks(site)
     if not job or first_failure(tuple(checks)) is not None:
         return Examination(site.name, tuple(checks))
@@ -122,6 +125,16 @@ def batch_checks(project: Project, site: Site) -> Iterator[CheckResult]:
     """Query the batch system as its entry says; yield nothing if it names no queries."""
     if checks := BATCH_SYSTEMS[site.batch_system].checks:
         yield from load_entry(checks)(project, site)
+
+
+def stage_check(site: Site, home: Path) -> CheckResult:
+    """Check that the archive of the agents' environment is there."""
+    try:
+        archive = archive_of(site, home / "runs" / "doctor")
+    except BadInputError as error:
+        return CheckResult("stage", CheckStatus.FAILED, error.message, error.hint)
+    size = f"{archive.bytes / 2**20:.0f} MiB" if archive else "none"
+    return CheckResult("stage", CheckStatus.OK, f"{site.stage} has {size}")
 
 
 def _setup_checks(site: Site, errors: str) -> Iterator[CheckResult]:

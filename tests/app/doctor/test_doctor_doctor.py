@@ -398,6 +398,13 @@ def test_a_batch_system_that_is_elsewhere(project):
     assert result.json["error"]["kind"] == "batch-system"
 
 
+def test_a_missing_archive_of_the_environment_is_named(project):
+    (project.path / "lab.yaml").write_text(SLOTS + "stage: env.tar\n")
+    assert project.here("doctor", "--json", "--site", "./lab.yaml").code == 2
+    (project.path / "env.tar").touch()
+    assert outcomes_of(project.here("doctor", "--json", "--site", "./lab.yaml"))["stage"] == "ok"
+
+
 def test_a_wrong_site_file_is_refused_as_a_whole(project):
     (project.path / "lab.yaml").write_text("extends: slurm\nnodes: none\n")
     result = project.here("doctor", "--json", "--site", "./lab.yaml")
