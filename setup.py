@@ -39,7 +39,7 @@ DEVELOPMENT = [
 setup(
     name="hetctl",
     version=VERSION,
-    description="Train an ensemble of different neural networks on a Slurm, LSF or PBS cluster",
+    description="Train an ensemble of different neural networks on a Slurm, LSF, PBS or Flux cluster",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

@@ -1,4 +1,4 @@
-"""Train an ensemble of different neural networks on a Slurm, LSF or PBS cluster."""
+"""Train an ensemble of different neural networks on a Slurm, LSF, PBS or Flux cluster."""
 
 from typing import Any
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from lsf_cluster import LsfCluster, PbsCluster
+from lsf_cluster import FluxCluster, LsfCluster, PbsCluster
 from slurm_cluster import SlurmCluster, missing_programs
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -123,6 +123,12 @@ def start_lsf(monkeypatch):
 def start_pbs(monkeypatch):
     """The same with the stand-in for PBS."""
     yield from starting(PbsCluster, monkeypatch)
+
+
+@pytest.fixture
+def start_flux(monkeypatch):
+    """The same with the stand-in for Flux."""
+    yield from starting(FluxCluster, monkeypatch)
 
 
 def starting(kind, monkeypatch):

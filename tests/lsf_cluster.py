@@ -91,6 +91,14 @@ class LsfCluster:
         )  # fmt: skip
 
 
+class FluxCluster(LsfCluster):
+    """The same daemon behind the command of Flux; jobs get whole nodes."""
+
+    commands = "flux_bin"
+    signals: ClassVar = {"kill_signals": ["SIGTERM", "SIGKILL"], "limit_signals": ["SIGALRM"]}
+    queue = "batch"
+
+
 class PbsCluster(LsfCluster):
     """The same daemon behind the commands of PBS and of PALS."""
 

@@ -113,7 +113,7 @@ class LazyGroup(click.Group):
 @click.option("--debug", is_flag=True, help="Show the traceback of an internal error.")
 @click.pass_context
 def cli(context: click.Context, /, debug: bool) -> None:  # noqa: ARG001
-    """Train an ensemble of different neural networks on a Slurm, LSF or PBS cluster.
+    """Train an ensemble of different neural networks on a Slurm, LSF, PBS or Flux cluster.
 
     \b
     Example:

@@ -164,4 +164,24 @@ PBS = BatchSystemEntry(
     # qsub(1B), as in https://github.com/openpbs/openpbs/blob/master/doc/man1/qsub.1B
     job_options={"begin": "-a ", "mail_type": "-m ", "mail_user": "-M "},
 )
-BATCH_SYSTEMS: dict[str, BatchSystemEntry] = {entry.name: entry for entry in (LOCAL, SLURM, LSF, PBS)}
+FLUX = BatchSystemEntry(
+    name="flux",
+    title="Flux",
+    client="hetctl.cluster.batch.flux:FluxBatch",
+    submit=("flux", "batch"),
+    checks="hetctl.app.doctor.site_checks:flux_checks",
+    node_list=NodeList(
+        "FLUX_ENCLOSING_ID",
+        "exec flux hostlist --expand $(flux resource list --states=all --no-header --format={nodelist})",
+    ),
+    job_variable="FLUX_ENCLOSING_ID",
+    cancel=("flux", "--parent", "cancel"),
+    commands=("flux",),
+    # https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man1/flux-batch.html
+    job_options={
+        "begin": "--begin-time=",
+        "constraint": "--requires=",
+        "nodelist": "--requires=hosts:",
+    },
+)
+BATCH_SYSTEMS: dict[str, BatchSystemEntry] = {entry.name: entry for entry in (LOCAL, SLURM, LSF, PBS, FLUX)}

@@ -22,7 +22,7 @@ from hetctl.model.site import (
 )
 
 SHIPPED = [
-    *("frontier", "lassen", "local", "lsf", "lumi", "pbs", "perlmutter"),
+    *("flux", "frontier", "lassen", "local", "lsf", "lumi", "pbs", "perlmutter"),
     *("slurm", "slurm-docker", "summit", "summitdev"),
 ]
 EXTENDING = {
@@ -79,7 +79,7 @@ def test_a_site_file_is_read_in_seconds_and_bytes(tmp_path: Path):
         (
             "srun",
             "prun",
-            "s.yaml:2: launcher: must be 'local', 'srun', 'mpirun', 'mpiexec' or 'jsrun', got 'prun'",
+            "s.yaml:2: launcher: must be 'local', 'srun', 'mpirun', 'mpiexec', 'flux' or 'jsrun', got 'prun'",
         ),
         ("nodes: 4\ngpus", "nodes: 0\ngpus", "s.yaml:3: nodes: must be at least 1, got 0"),
         ("512GB", "512G", "s.yaml:6: memory_per_node: '512G' is not a size such as 512GB, 480GiB or bytes"),

@@ -284,6 +284,14 @@ def pbs_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: 
     yield node_check(site, BATCH_SYSTEMS[site.batch_system].title, groups)
 
 
+def flux_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: ARG001
+    """Query Flux about itself and its queues; it cannot test a script without submitting it."""
+    answers = _answers(site, queues.flux_queues_command(), "Flux answers")
+    yield answers
+    if answers.status is not CheckStatus.FAILED:
+        yield from _queues(site, lambda _: queues.flux_queues_command(), queues.parse_flux_queue)
+
+
 def dry_run(project: Project, site: Site) -> CheckResult:
     """Test the script of a job on one node with sbatch, without submitting it."""
     script = render_job(script_of(site, cases_of(site)[0]), project.template_folders)

@@ -196,3 +196,26 @@ def _pbs_mib(text: str) -> int:
     """Return a size such as 527672492kb or 4gb in MiB; 0 if it is none."""
     match = re.fullmatch(r"(\d+)([kmgt]?)b", text, re.ASCII)
     return int(match[1]) * 1024 ** "kmgt".find(match[2]) // 1024 if match and match[2] else 0
+
+
+def flux_queues_command() -> list[str]:
+    """Return Flux' query for its queues; one without a name has none."""
+    fields = "{queue}|{enabled}|{started}|{limits.timelimit!F}|{limits.range.nnodes}"
+    return ["flux", "queue", "list", "--no-header", f"--format={fields}"]
+
+
+def parse_flux_queue(text: str, name: str) -> QueueFacts | None:
+    """Parse the output of `flux_queues_command`; None without this queue. Times are as 1.5h or inf."""
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) == 5 and fields[0] == name:
+            wall = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smhd])", fields[3], re.ASCII)
+            nodes = fields[4].rpartition("-")[2]
+            seconds = (
+                int(float(wall[1]) * {"s": 1, "m": MINUTE_S, "h": HOUR_S, "d": DAY_S}[wall[2]])
+                if wall
+                else None
+            )
+            is_open = all(each in ("\u2714", "y", "True") for each in fields[1:3])
+            return QueueFacts(is_open, int(nodes) if nodes.isdecimal() else None, seconds)
+    return None

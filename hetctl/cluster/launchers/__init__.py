@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hetctl.cluster.launchers.child_process import LOCAL
+from hetctl.cluster.launchers.flux import FLUX
 from hetctl.cluster.launchers.jsrun import JSRUN
 from hetctl.cluster.launchers.launch_spec import Launcher, LaunchSpec, ResourceSet
 from hetctl.cluster.launchers.mpiexec import MPIEXEC
@@ -10,7 +11,7 @@ from hetctl.cluster.launchers.mpirun import MPIRUN
 from hetctl.cluster.launchers.srun import SRUN
 
 LAUNCHERS: dict[str, Launcher] = {
-    launcher.name: launcher for launcher in (LOCAL, SRUN, MPIRUN, MPIEXEC, JSRUN)
+    launcher.name: launcher for launcher in (LOCAL, SRUN, MPIRUN, MPIEXEC, FLUX, JSRUN)
 }
 
 __all__ = ["LAUNCHERS", "Launcher", "LaunchSpec", "ResourceSet"]

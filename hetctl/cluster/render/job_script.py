@@ -67,6 +67,10 @@ FILTERS: dict[str, Callable[[object], str]] = {
         re.compile(r"[\w./:,+=@][\w./:,+=@-]*", re.ASCII),
         "letters, digits and ._/:,+=@- only",
     ),
+    # Flux fills in what is in braces.
+    "flux": QuotingRule(
+        "a line # flux:", re.compile(r"[^\x00-\x1f\x7f{}]+"), "neither braces nor control characters"
+    ),
     # A colon in the path of a log would separate a host from it.
     "qsub": QuotingRule(
         "a line #PBS",

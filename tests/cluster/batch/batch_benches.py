@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from hetctl.cluster.batch.base import JobRequest
+from hetctl.cluster.batch.flux import FluxBatch
 from hetctl.cluster.batch.local import LocalBatch
 from hetctl.cluster.batch.lsf import LsfBatch
 from hetctl.cluster.batch.pbs import PbsBatch
@@ -151,4 +152,23 @@ class PbsBench(Bench):
         self.cluster.ask("set", minute_s=0.01)
 
 
-BENCHES = {"local": LocalBench, "slurm": SlurmBench, "lsf": LsfBench, "pbs": PbsBench}
+class FluxBench(Bench):
+    """The stand-in for Flux, with LSF's daemon."""
+
+    batch_system = "flux"
+    command = ("flux", "batch")
+    headers = (
+        "# flux: --job-name={name}\n# flux: --time-limit=10m\n# flux: --nodes=1\n# flux: --output=/dev/null\n"
+    )
+    after_line = "# flux: --dependency=afterany:{after}\n"
+    queue = "batch"
+
+    def set_up(self, request) -> None:
+        self.cluster = request.getfixturevalue("start_flux")()
+        self.batch = FluxBatch(self.folder)
+
+    def reach_limit(self, _job) -> None:
+        self.cluster.ask("set", minute_s=0.01)
+
+
+BENCHES = {"local": LocalBench, "slurm": SlurmBench, "lsf": LsfBench, "pbs": PbsBench, "flux": FluxBench}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hetctl.cluster.batch.flux import parse_jobs
 from hetctl.cluster.batch.lsf import parse_bhist, parse_bjobs
 from hetctl.cluster.batch.lsf import parse_found as parse_found_lsf
 from hetctl.cluster.batch.lsf import parse_found_gone as parse_found_gone_lsf
@@ -45,12 +46,14 @@ PARSERS = {
     "bjobs": (finished_by_lsf(parse_bjobs), "lsf-*-bjobs*.json"),
     "bhist": (finished_by_lsf(parse_bhist), "lsf-*-bhist*.txt"),
     "qstat": (finished_by_lsf(parse_qstat), "openpbs-*-qstat.txt"),
+    "flux": (finished_by_lsf(parse_jobs), "flux-*-jobs.txt"),
 }
 FINISHED = {
     "squeue": r"^\s*{}\s*\|\s*COMPLETED?",
     "sacct": r"^\s*{}\s*\|\s*COMPLETED?",
     "bjobs": r'"STAT"\s*:\s*"\s*DONE\s*"',
     "bhist": r": Done successfully\.",
+    "flux": r"^{}\|INACTIVE\|COMPLETED\|",
     "qstat": r"^    Exit_status = -?0+\s*$",
 }
 

@@ -1,0 +1,136 @@
+"""Client of Flux, which keeps ended jobs in its memory until a site purges them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
+from hetctl.cluster.batch.command import DOUBT, USUAL_COMMANDS, CommandRunner, submit_script
+from hetctl.model.errors import BatchSystemError
+from hetctl.model.job import JobState, JobStatus
+
+STATES = {
+    "DEPEND": JobState.PENDING,
+    "PRIORITY": JobState.PENDING,
+    "SCHED": JobState.PENDING,
+    "RUN": JobState.RUNNING,
+    "CLEANUP": JobState.RUNNING,
+    "INACTIVE": JobState.FAILED,  # over, with one of the results below
+}
+RESULTS = {
+    "COMPLETED": JobState.FINISHED,
+    "FAILED": JobState.FAILED,
+    "CANCELED": JobState.CANCELLED,
+    "TIMEOUT": JobState.TIMEOUT,
+}
+
+TRANSIENT = ("Unable to connect to Flux", "Connection refused", "Connection reset", "Host is down")
+"""Messages of temporary failures."""
+
+REFUSALS = (
+    "Unable to connect to Flux",
+    "is not a valid queue",
+    "no default queue",
+    "invalid Flux standard duration",
+    "No such file or directory",
+    "unrecognized arguments",
+    "invalid choice",
+    "job not found",
+    "exceeds",
+    "unsatisfiable",
+    "submission disabled",
+    "not a member of",
+    "no bank",
+    "invalid value",
+    "usage: flux",
+)
+"""Parts of messages of ``flux batch`` after which no job exists; any other failure leaves a doubt."""
+
+OVER_ALREADY = ("job is inactive", "unknown job id")
+
+JOB_ID = re.compile(r"^[\u0192f]([1-9A-HJ-NP-Za-km-z]{1,12})\s*$", re.MULTILINE)
+RECORD = "{id.f58plain}|{state}|{result}|{returncode}|{exception.type}|{exception.note}"
+
+
+def parse_job_id(text: str) -> str:
+    """Parse the output of ``flux batch``: an id in base 58, whose first letter depends on the locale.
+
+    Raises
+    ------
+    SubmissionInDoubtError
+        If there is no job id in the output.
+    """
+    found = JOB_ID.findall(text)
+    if not found:
+        raise SubmissionInDoubtError(f"flux batch printed no job id: {text.strip()!r}", DOUBT)
+    return f"f{found[-1]}"
+
+
+def jobs_command(ids: Sequence[str]) -> list[str]:
+    """Return the query for jobs, those that are over included."""
+    return ["flux", "jobs", "--no-header", f"--format={RECORD}", *ids]
+
+
+def parse_jobs(text: str) -> dict[str, JobStatus]:
+    """Parse the output of `jobs_command`, by job."""
+    fields = (line.split("|", 5) for line in text.splitlines())
+    return {each[0]: _status(*each[1:]) for each in fields if len(each) == 6 and JOB_ID.match(each[0])}
+
+
+def find_command(name: str, *, recorded: bool) -> list[str]:
+    """Return the query for the ids of this user's jobs with this name, the newest first."""
+    return [
+        *("flux", "jobs", *(["-a"] if recorded else []), f"--name={name}"),
+        *("--no-header", "--format={id.f58plain}"),
+    ]
+
+
+def _status(state: str, result: str, code: str, kind: str, note: str) -> JobStatus:
+    found = STATES.get(state, JobState.UNKNOWN)
+    if found != JobState.FAILED:
+        return JobStatus(found, None, state)
+    found = RESULTS.get(result, JobState.UNKNOWN)
+    ended_by_itself = found in (JobState.FINISHED, JobState.FAILED) and code.isascii() and code.isdecimal()
+    return JobStatus(found, int(code[:6]) if ended_by_itself else None, f"{kind} {note}".strip() or result)
+
+
+class FluxBatch:
+    """Flux, used through its commands."""
+
+    def __init__(self, _folder: Path, commands: CommandRunner = USUAL_COMMANDS) -> None:
+        self._commands = commands
+
+    def submit(self, request: JobRequest) -> str:
+        """Run ``flux batch``."""
+        return submit_script(self._commands, request, REFUSALS, parse_job_id)
+
+    def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
+        """Query ``flux jobs``; jobs that were purged are UNKNOWN."""
+        if not ids:
+            return {}
+        found = parse_jobs(self._commands.check_output(jobs_command(ids), TRANSIENT))
+        return {job: found.get(job, JobStatus(JobState.UNKNOWN)) for job in ids}
+
+    def find(self, names: Sequence[str], *, recorded: bool = True) -> Mapping[str, str]:
+        """Query ``flux jobs`` for one name after the other, as it takes no list."""
+        commands = {name: find_command(name, recorded=recorded) for name in names}
+        found = {
+            name: self._commands.check_output(each, TRANSIENT).split() for name, each in commands.items()
+        }
+        return {name: jobs[0] for name, jobs in found.items() if jobs}
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        """Run ``flux cancel``."""
+        if not ids:
+            return
+        answer = self._commands.run_with_retry(["flux", "cancel", *ids], TRANSIENT)
+        lines = f"{answer.stdout}\n{answer.stderr}".splitlines()
+        # It fails if one of several jobs has ended already, although it ends the others.
+        if answer.code != 0 and any(line.strip() and not _is_over(line) for line in lines):
+            raise BatchSystemError(f"flux cancel failed ({answer.code}): {answer.error_tail}")
+
+
+def _is_over(line: str) -> bool:
+    return any(part in line for part in OVER_ALREADY)
