@@ -148,8 +148,11 @@ def test_it_takes_three_rounds_and_two_jobs(story):
     assert {job["state"] for job in story.status["jobs"]} == {"finished"}
 
 
-def test_members_train_on_one_two_and_four_gpus(story):
-    assert {event.data["gpus"] for event in story.of("task_started")} >= {1, 2, 4}
+def test_members_train_on_one_gpu_and_on_those_of_both_nodes(story):
+    """`four` has 45 of 80 equal epochs: on the two GPUs of one node it would be the last by far."""
+    gpus = {event.data["gpus"] for event in story.of("task_started")}
+    assert 1 in gpus
+    assert max(gpus) > 2
 
 
 def test_a_round_ended_by_the_limit_continues_in_the_next_job(story):
