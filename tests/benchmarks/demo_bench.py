@@ -95,7 +95,7 @@ def table(quick: bool = False) -> Table:
 def _train_longer(ensemble: Path) -> None:
     """Have the members train for about 19 epochs each: rates are compared over many."""
     text = ensemble.read_text().replace("learning_rate: 1.0e-3", "learning_rate: 5.0e-4")
-    brief = "patience: 3, max_epochs: 20, expected_epochs: 10"
+    brief = "patience: 3, max_epochs: 20, expected_epochs: 7"
     if brief not in text:
         raise SystemExit(f"the example no longer has {brief}")
     ensemble.write_text(text.replace(brief, "patience: 6, max_epochs: 40, expected_epochs: 19"))

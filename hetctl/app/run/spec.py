@@ -156,7 +156,7 @@ def as_planned(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
     mixed = {"mix_types": True} if BALANCED in modes else {}
     # No planner was chosen for a plan without rounds.
     planner = USUAL_PLANNER if plan.planner == AUTO else plan.planner
-    predicted_s = plan.predicted_makespan_s if all(profile.rates for profile in spec.profiles) else None
+    predicted_s = plan.predicted_makespan_s if all(profile.has_rates for profile in spec.profiles) else None
     spec = replace(
         spec,
         planner=planner,

@@ -48,8 +48,8 @@ class RunView:
         self.state = RunState(folder, spec.ensemble, spec.retries, lazily=lazily)
         self._members = {member.name: member for member in spec.ensemble.members}
         self._profiles = {profile.member: profile for profile in spec.profiles}
-        measured = {profile.member for profile in spec.profiles if profile.rates}
-        self._predicted_s = {f.member: f.training_s for f in plan.members if f.member in measured}
+        known = {profile.member for profile in spec.profiles if profile.has_rates}
+        self._predicted_s = {f.member: f.training_s for f in plan.members if f.member in known}
         self._wrong: dict[str, list[str]] = {}
         # Estimates follow what is seen of other members, as in the driver.
         is_known = all(profile.has_rates for profile in spec.profiles)

@@ -22,7 +22,7 @@ def test_an_example_trains_with_two_commands(example, tmp_path):
     assert project.hetctl("init", "it", "--example", example).stdout.endswith("cd it; hetctl submit --wait\n")
     project.path /= "it"
     file = project.path / "ensemble.yaml"
-    file.write_text(file.read_text().replace("max_epochs: 20, expected_epochs: 10", "max_epochs: 1"))
+    file.write_text(file.read_text().replace("max_epochs: 20, expected_epochs: 7", "max_epochs: 1"))
     done = project.hetctl("submit", "--wait", "--json")
     assert done.code == 0, done.stderr
     members = done.json["members"]
