@@ -201,6 +201,28 @@ def submit_script(
     return parse_id(commands.submit(request.command, request.stdin, refusals))
 
 
+def cancel_jobs(
+    commands: CommandRunner,
+    command: Sequence[str],
+    ids: Sequence[str],
+    transient: Collection[str],
+    over: Sequence[str],
+) -> None:
+    """Cancel jobs by a command that fails if one of them has ended, although it ends the others.
+
+    Parameters
+    ----------
+    over : sequence of str
+        Parts of its lines about jobs that have ended; any other line of a failed command is an error.
+    """
+    if not ids:
+        return
+    answer = commands.run_with_retry([*command, *ids], transient)
+    lines = filter(str.strip, f"{answer.stdout}\n{answer.stderr}".splitlines())
+    if answer.code != 0 and not all(any(part in line for part in over) for line in lines):
+        raise BatchSystemError(f"{' '.join(command)} failed ({answer.code}): {answer.error_tail}")
+
+
 def matches(answer: Answer, parts: Collection[str]) -> bool:
     """Return true if the output of a command contains any of these parts."""
     return any(part in answer.stderr or part in answer.stdout for part in parts)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
-from hetctl.cluster.batch.command import DOUBT, USUAL_COMMANDS, CommandRunner, submit_script
-from hetctl.model.errors import BatchSystemError
+from hetctl.cluster.batch.command import DOUBT, USUAL_COMMANDS, CommandRunner, cancel_jobs, submit_script
 from hetctl.model.job import JobState, JobStatus
 
 STATES = {
@@ -288,14 +287,4 @@ class LsfBatch:
 
     def cancel(self, ids: Sequence[str]) -> None:
         """Run bkill."""
-        if not ids:
-            return
-        answer = self._commands.run_with_retry(["bkill", *ids], TRANSIENT)
-        lines = f"{answer.stdout}\n{answer.stderr}".splitlines()
-        # bkill fails if one of several jobs has ended already, although it kills the others.
-        if answer.code != 0 and [line for line in lines if line.strip() and not _has(line, OVER_ALREADY)]:
-            raise BatchSystemError(f"bkill failed ({answer.code}): {answer.error_tail}")
-
-
-def _has(line: str, parts: Sequence[str]) -> bool:
-    return any(part in line for part in parts)
+        cancel_jobs(self._commands, ("bkill",), ids, TRANSIENT, OVER_ALREADY)

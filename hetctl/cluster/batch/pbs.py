@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
-from hetctl.cluster.batch.command import DOUBT, USUAL_COMMANDS, CommandRunner, submit_script
-from hetctl.model.errors import BatchSystemError
+from hetctl.cluster.batch.command import DOUBT, USUAL_COMMANDS, CommandRunner, cancel_jobs, submit_script
 from hetctl.model.job import JobState, JobStatus
 
 STATES = {
@@ -209,14 +208,4 @@ class PbsBatch:
 
     def cancel(self, ids: Sequence[str]) -> None:
         """Run qdel."""
-        if not ids:
-            return
-        answer = self._commands.run_with_retry(["qdel", *ids], TRANSIENT)
-        lines = f"{answer.stdout}\n{answer.stderr}".splitlines()
-        # qdel fails if one of several jobs has ended already, although it ends the others.
-        if answer.code != 0 and any(line.strip() and not _is_over(line) for line in lines):
-            raise BatchSystemError(f"qdel failed ({answer.code}): {answer.error_tail}")
-
-
-def _is_over(line: str) -> bool:
-    return any(part in line for part in OVER_ALREADY)
+        cancel_jobs(self._commands, ("qdel",), ids, TRANSIENT, OVER_ALREADY)
