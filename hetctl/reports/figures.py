@@ -35,6 +35,8 @@ STYLE: dict[Any, Any] = {
     "axes.labelcolor": GREY,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
+    # Otherwise Matplotlib lays out all labels, to find that none is in the way of the title.
+    "axes.titley": 1.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
