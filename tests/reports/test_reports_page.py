@@ -62,6 +62,37 @@ def history(member: str, points: int = 3) -> BalanceHistory:
     return BalanceHistory(member, ("n1:0", "<n2>:0"), found, 0.29, 0.58)
 
 
+@pytest.fixture(scope="module")
+def plain(make_run: MakeRun) -> str:
+    """The page of a run of which nothing but its training is known."""
+    return render_page(make_run())
+
+
+@pytest.fixture(scope="module")
+def full(make_run: MakeRun) -> tuple[RunStatus, str]:
+    """A run of which much is known, and its page."""
+    run = make_run()
+    mlp, cnn = (replace(one, gpu_seconds=900.0, samples_per_epoch=1437) for one in run.members)
+    clusters = (OnCluster(1, 4, 200.0, 160.0), OnCluster(2, 8, 150.0, 75.0))
+    run = replace(
+        run,
+        members=(
+            replace(mlp, config={"units": 8}, rates=(MemberRate(1, None, 593.0, 593.0, 1300.0),)),
+            replace(cnn, config={"units": 64, "kind": "cnn"}),
+        ),
+        tasks=(replace(run.tasks[0], exit_code=137), *run.tasks[1:]),
+        comparison=Comparison("independent", 214.0, 180.0, 166, clusters, 2),
+        shares=(TimeShares("mlp", 10, 60, 20, 5, 3, 2), TimeShares("cnn", 1, 2, 3, 4, 5, 6)),
+        warnings=("odd",),
+    )
+    return run, render_page(run)
+
+
+def without_curves(run: RunStatus) -> RunStatus:
+    """Return a run whose page has no learning curves, which take most of the time."""
+    return replace(run, history={})
+
+
 def test_every_member_round_and_figure_appears(make_run: MakeRun) -> None:
     names = tuple(f"net-{i:02d}" for i in range(9))
     outline = Outline(render_page(make_run(names, rounds=7)))
@@ -74,20 +105,16 @@ def test_every_member_round_and_figure_appears(make_run: MakeRun) -> None:
     assert {str(r) for r in range(7)} <= set(outline.texts["td"])
 
 
-def test_a_member_has_its_config_and_hours_on_the_page_alone(make_run: MakeRun) -> None:
-    run = make_run()
-    members = [replace(each, config={"units": 64}, gpu_seconds=900.0) for each in run.members]
-    run = replace(run, members=tuple(members))
-    cells = Outline(render_page(run)).texts["td"]
-    assert {"units=64", "0.250"} <= set(cells)
+def test_a_member_has_its_config_and_hours_on_the_page_alone(full: tuple[RunStatus, str]) -> None:
+    run, page = full
+    assert {"units=8", "0.250"} <= set(Outline(page).texts["td"])
     assert not {"config", ">hours"} & {
         header for section in status_sections(run, 200) for header in section.headers
     }
 
 
-def test_the_page_opens_with_the_key_figures_of_the_run(make_run: MakeRun) -> None:
-    run = replace(make_run(), comparison=Comparison("independent", 214.0, 180.0, 166), warnings=("odd",))
-    outline = Outline(render_page(run))
+def test_the_page_opens_with_the_key_figures_of_the_run(full: tuple[RunStatus, str]) -> None:
+    outline = Outline(full[1])
     assert outline.texts["b"] == ["5:00 min", "4:39 min", "80 %", "2 of 2", "0.91"]
     assert {"7 % too short", "best val_accuracy", "cnn"} <= set(outline.texts["span"])
     # Of two members, in the chart for wide pages and in that for narrow ones.
@@ -96,21 +123,43 @@ def test_the_page_opens_with_the_key_figures_of_the_run(make_run: MakeRun) -> No
     assert "odd" in outline.texts["p"]
 
 
-def test_the_page_shows_what_other_clusters_would_take(make_run: MakeRun) -> None:
-    clusters = (OnCluster(1, 4, 200.0, 160.0), OnCluster(2, 8, 150.0, 75.0))
-    compared = Comparison("independent", 214.0, 180.0, 166, clusters, 2)
-    outline = Outline(render_page(replace(make_run(), comparison=compared)))
+def test_the_page_shows_what_other_clusters_would_take(full: tuple[RunStatus, str]) -> None:
+    outline = Outline(full[1])
     assert any("predicted" in text and "more than 2 slots" in text for text in outline.texts["p"])
     assert {"1 x 4 GPUs", "1:15 min · fluid · 2.00 times as fast"} <= set(outline.texts["text"])
 
 
-def test_curves_are_drawn_over_each_axis_that_is_known(make_run: MakeRun) -> None:
-    run = make_run()
-    assert Outline(render_page(run)).texts["label"] == ["epochs", "time", "slot-hours"]
-    members = tuple(replace(member, samples_per_epoch=1437) for member in run.members)
-    outline = Outline(render_page(replace(run, members=members)))
+def test_curves_are_drawn_over_each_axis_that_is_known(plain: str, full: tuple[RunStatus, str]) -> None:
+    assert Outline(plain).texts["label"] == ["epochs", "time", "slot-hours"]
+    outline = Outline(full[1])
     assert outline.texts["label"] == ["epochs", "time", "samples", "slot-hours"]
     assert {"samples", "slot-hours of training", "epoch"} <= set(outline.texts["text"])
+
+
+def test_the_time_of_members_is_divided(full: tuple[RunStatus, str]) -> None:
+    outline = Outline(full[1])
+    assert {"mlp · waiting for data 20 s, 20 %", "cnn · evaluation 4.0 s, 19 %"} <= set(
+        outline.texts["title"]
+    )
+    assert {"start, imports", "waiting for checkpoints"} <= set(outline.texts["li"])
+
+
+def test_members_of_other_configs_have_a_chart_of_them(full: tuple[RunStatus, str]) -> None:
+    outline = Outline(full[1])
+    assert "Configs" in outline.texts["h2"]
+    assert "configs and best val_accuracy" in outline.figures
+
+
+def test_profiled_and_seen_rates_are_both_shown(full: tuple[RunStatus, str]) -> None:
+    assert {"593", "1,300"} <= set(Outline(full[1]).texts["td"])
+
+
+def test_references_inside_figures_lead_somewhere(full: tuple[RunStatus, str]) -> None:
+    page = full[1]
+    wanted = set(re.findall(r"url\(#([^)]+)\)", page)) | set(re.findall(r'href="#([^"]+)"', page))
+    assert wanted <= set(re.findall(r'id="([^"]+)"', page))
+    assert "137" in page
+    assert "<pattern" in page
 
 
 def test_places_on_the_axes_are_sums_over_epochs(make_run: MakeRun) -> None:
@@ -130,27 +179,8 @@ def test_places_on_the_axes_are_sums_over_epochs(make_run: MakeRun) -> None:
     assert best_so_far(divided, "val_accuracy", "max", HOURS)[-1][0] == pytest.approx(6 * 5 / 3600)
 
 
-def test_the_time_of_members_is_divided(make_run: MakeRun) -> None:
-    shares = (TimeShares("mlp", 10, 60, 20, 5, 3, 2), TimeShares("cnn", 1, 2, 3, 4, 5, 6))
-    outline = Outline(render_page(replace(make_run(), shares=shares)))
-    assert {"mlp · waiting for data 20 s, 20 %", "cnn · evaluation 4.0 s, 19 %"} <= set(
-        outline.texts["title"]
-    )
-    assert {"start, imports", "waiting for checkpoints"} <= set(outline.texts["li"])
-
-
-def test_members_of_other_configs_have_a_chart_of_them(make_run: MakeRun) -> None:
-    run = make_run()
-    configs = ({"units": 8}, {"units": 64, "kind": "cnn"})
-    members = tuple(replace(one, config=of) for one, of in zip(run.members, configs, strict=True))
-    outline = Outline(render_page(replace(run, members=members)))
-    assert "Configs" in outline.texts["h2"]
-    assert "configs and best val_accuracy" in outline.figures
-
-
-def test_each_cell_has_its_header_for_narrow_screens(make_run: MakeRun) -> None:
-    page = render_page(make_run())
-    cells = re.findall("<td[^>]*>", page)
+def test_each_cell_has_its_header_for_narrow_screens(full: tuple[RunStatus, str]) -> None:
+    cells = re.findall("<td[^>]*>", full[1])
     assert cells
     assert [cell for cell in cells if 'data-label="' not in cell] == []
 
@@ -187,27 +217,19 @@ def test_what_users_wrote_is_escaped_everywhere(make_run: MakeRun) -> None:
 
 def test_names_that_look_like_svg_stay_as_they_are(make_run: MakeRun) -> None:
     name = 'net L 1.23456 x="0.98765"'
-    run = make_run((name,), rounds=1)
+    run = without_curves(make_run((name,), rounds=1))
     assert name in Outline(render_page(run)).texts["text"]
 
 
-def test_equal_runs_give_equal_pages_without_network(make_run: MakeRun) -> None:
+def test_equal_runs_give_equal_pages_without_network(
+    make_run: MakeRun, plain: str, full: tuple[RunStatus, str]
+) -> None:
     before = dict(matplotlib.rcParams)
-    page = render_page(make_run())
-    assert page == render_page(make_run())
+    assert plain == render_page(make_run())
     assert dict(matplotlib.rcParams) == before
+    page = full[1]
     assert re.search("http|<script [^>]*src|<link|@import|fetch|import[ (]", page) is None
     assert set(re.findall(r"url\((.)", page)) <= {"#"}
-
-
-def test_references_inside_figures_lead_somewhere(make_run: MakeRun) -> None:
-    run = make_run()
-    tasks = (replace(run.tasks[0], exit_code=137), *run.tasks[1:])
-    page = render_page(replace(run, tasks=tasks))
-    wanted = set(re.findall(r"url\(#([^)]+)\)", page)) | set(re.findall(r'href="#([^"]+)"', page))
-    assert wanted <= set(re.findall(r'id="([^"]+)"', page))
-    assert "137" in page
-    assert "<pattern" in page
 
 
 @pytest.mark.parametrize("names", [(), ("only",)])
@@ -229,7 +251,7 @@ def test_a_running_run_shows_open_tasks(make_run: MakeRun) -> None:
 
 
 def test_a_member_on_gpus_that_are_not_neighbours_has_two_bars(make_run: MakeRun) -> None:
-    run = make_run(("a", "b", "c"), rounds=1)
+    run = without_curves(make_run(("a", "b", "c"), rounds=1))
     wide = replace(run.tasks[0], gpus=(0, 2))
     page = render_page(replace(run, tasks=(wide, run.tasks[1])))
     shape = page[page.index("<title>a · round 0") :]
@@ -245,7 +267,7 @@ def idle_rows(page: str) -> int:
 
 
 def test_idle_time_is_painted_where_a_job_held_gpus(make_run: MakeRun) -> None:
-    run = make_run(("a", "b"), rounds=2)
+    run = without_curves(make_run(("a", "b"), rounds=2))
     assert idle_rows(render_page(run)) == 2
     assert idle_rows(render_page(replace(run, gpus=5))) == 5
     rounds = (run.rounds[0], replace(run.rounds[1], job=1))
@@ -268,29 +290,22 @@ def test_colours_repeat_after_twenty_and_text_on_them_reads() -> None:
     assert {ink_on(colour) for colour in COLOURS} == {"#22262e", "#ffffff"}
 
 
-def test_profiled_and_seen_rates_are_both_shown(make_run: MakeRun) -> None:
-    run = make_run()
-    off = replace(run.members[0], rates=(MemberRate(1, None, 593.0, 593.0, 1300.0),))
-    cells = Outline(render_page(replace(run, members=(off, run.members[1])))).texts["td"]
-    assert {"593", "1,300"} <= set(cells)
-
-
 def test_of_many_balanced_members_six_are_drawn(make_run: MakeRun) -> None:
     members = ("one", *(f"m{i}" for i in range(8)))
     histories = tuple(history(name, points) for name, points in zip(members, (1, *[3] * 8), strict=True))
-    page = render_page(replace(make_run(), balances=histories))
+    page = render_page(replace(without_curves(make_run()), balances=histories))
     assert "one 2.00 (0.29 s instead of 0.58 s), m0 2.00" in page
     assert "&lt;n2&gt;:0 · 32 samples at first, 30 at last" in page
     assert "m4: samples of each worker" in page
     assert "m5: samples of each worker" not in page
 
 
-def test_stages_of_pipelines_are_drawn_and_their_bytes_listed(make_run: MakeRun) -> None:
-    run = make_run(("mlp", "<cnn>"))
-    assert "Pipelines" not in render_page(run)
+def test_stages_of_pipelines_are_drawn_and_their_bytes_listed(make_run: MakeRun, plain: str) -> None:
+    assert "Pipelines" not in plain
+    run = without_curves(make_run(("mlp", "<cnn>")))
     page = render_page(replace(run, pipelines=(pipeline("mlp"), pipeline("<cnn>", trained=False))))
     outline = Outline(page)
-    assert outline.figures[4] == "shares of time of mlp, by stage"
+    assert outline.figures[1] == "shares of time of mlp, by stage"
     assert {"forward", "backward", "waiting for waves", "idle"} <= set(outline.texts["li"])
     assert "n1:0 · waiting for waves 10 %, 1.0 s" in outline.texts["title"]
     assert "1.1 · n2:1 · layers 3..6" in outline.texts["text"]
@@ -302,16 +317,16 @@ def test_stages_of_pipelines_are_drawn_and_their_bytes_listed(make_run: MakeRun)
 
 def test_pipelines_are_drawn_after_their_first_epoch(make_run: MakeRun) -> None:
     names = tuple(f"m{i}" for i in range(8))
-    run = make_run(names)
+    run = without_curves(make_run(names))
     assert render_page(replace(run, pipelines=tuple(map(pipeline, names)))).count("by stage") == 6
     page = render_page(replace(run, pipelines=(pipeline("m0", trained=False),)))
     assert "by stage" not in page
     assert "Bytes sent" not in page
 
 
-def test_a_metric_without_any_value_has_no_chart(make_run: MakeRun) -> None:
+def test_a_metric_without_any_value_has_no_chart(make_run: MakeRun, plain: str) -> None:
     run = make_run()
-    assert "training loss" in Outline(render_page(run)).texts["text"]
+    assert "training loss" in Outline(plain).texts["text"]
     history = {
         name: tuple(replace(e, metrics={"val_accuracy": e.metrics["val_accuracy"]}) for e in epochs)
         for name, epochs in run.history.items()
