@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import typing
 from collections.abc import Sequence
@@ -36,6 +37,7 @@ KINDS = [
 ]  # fmt: skip
 
 
+@functools.cache
 def values_of(kind):
     """A strategy for any type that core's dataclasses use."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
