@@ -141,9 +141,7 @@ def test_best_is_near_the_best_of_all_groupings(nodes, s_per_byte, placement) ->
     found = plan(layers, where, "best", PipelineOptions(waves=waves)).throughput
     evaluator = GroupingEvaluator(layers, where, waves)
     most = most_in_flight(len(where.gpus))
-    exact = max(
-        evaluator.with_best_depth(evaluator.evaluate(grouping, most)).throughput
-        for grouping in groupings(where.gpus)
-        if grouping
-    )
-    assert found >= 0.97 * exact
+    partitioned = [evaluator.evaluate(grouping, most) for grouping in groupings(where.gpus) if grouping]
+    # At any depth a virtual worker ends a minibatch in the time of its slowest stage at best.
+    rivals = [one for one in partitioned if 0.97 * len(one.grouping) / one.bottleneck_s > found]
+    assert all(found >= 0.97 * evaluator.with_best_depth(one).throughput for one in rivals)
