@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
+import pytest
 from one_driver import problems
 from whole_folds import progress_in
 from workbench import alive, python_without_training, wait_for
@@ -24,6 +29,21 @@ from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_files import write_spec
 
 FUNCTIONS = Functions("nets:input_fn", "nets:model_fn")
+
+
+@contextmanager
+def captured() -> Iterator[TextIO]:
+    """Have this process and those that it starts write to a file."""
+    with tempfile.TemporaryFile("w+") as file:
+        streams = {number: os.dup(number) for number in (1, 2)}
+        try:
+            for number in streams:
+                os.dup2(file.fileno(), number)
+            yield file
+        finally:
+            for number, stream in streams.items():
+                os.dup2(stream, number)
+                os.close(stream)
 
 
 class Job:
@@ -44,6 +64,7 @@ class Job:
     ) -> None:
         self.folder = folder
         self.python = python_without_training(folder)
+        self.environment: dict[str, str] = {}
         self.run = RunFolder(folder / "runs" / "r")
         local = Site("local", "local", "local", 1, slots, slots, memory, (Queue("local"),), device="slot")
         pretended = tuple(Member(n, c, max_gpus=max_gpus) for n, c in members.items())
@@ -72,32 +93,32 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, **environment},
+            env={**os.environ, **self.environment, **environment},
         )
 
-    def drive(self, **how) -> str:
-        """Run a job to its end; return what the driver said."""
-        process = self.start(**how)
-        try:
-            output, _ = process.communicate(timeout=120)
-        except subprocess.TimeoutExpired:
-            process.terminate()  # or it would go on beside other tests
-            raise
-        assert process.returncode == 0, output
-        assert "Traceback" not in output, output
+    def drive(self, number: int = 0, started: float | None = None) -> str:
+        """Run a job to its end, in this process; return what the driver said."""
+        deadline = (started or time.time()) + self.spec.wall_s - self.spec.grace_s
+        with pytest.MonkeyPatch.context() as patch, captured() as said:
+            patch.setattr(sys, "executable", str(self.python))
+            for name, value in self.environment.items():
+                patch.setenv(name, value)
+            reason = Driver(self.run, number, deadline, "17").run()
+            said.seek(0)
+            output = said.read()
         self.leaves_nothing_behind()
-        return output
+        assert "Traceback" not in output, output
+        return f"{output}ended: {reason}"
 
     def drive_by(
         self, planner, monkeypatch, number: int = 0, *, real: bool = False, seconds: float | None = None
     ) -> None:
-        """Run a job in this process, by a planner of the test's own; `real`: really train."""
+        """The same by a planner of the test's own; `real`: really train."""
         monkeypatch.setitem(PLANNERS, self.spec.planner, planner)
-        if not real:
-            monkeypatch.setattr(sys, "executable", str(self.python))
-        seconds = self.spec.wall_s - self.spec.grace_s if seconds is None else seconds
-        Driver(self.run, number, time.time() + seconds).run()
-        self.leaves_nothing_behind()
+        if real:
+            self.python = sys.executable
+        started = None if seconds is None else time.time() + seconds - self.spec.wall_s + self.spec.grace_s
+        self.drive(number, started)
 
     def leaves_nothing_behind(self) -> None:
         # The kernel ends ranks with their agents, not before the driver has ended.

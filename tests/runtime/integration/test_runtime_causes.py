@@ -70,6 +70,14 @@ class SlurmJob(Job):
         super().__init__(folder, members, site=site, gpus=3, **spec)
 
     def start(self, fault: str = "", **how):
+        self._substitute_srun(fault)
+        return super().start(**how)
+
+    def drive(self, fault: str = "", **how):
+        self._substitute_srun(fault)
+        return super().drive(**how)
+
+    def _substitute_srun(self, fault: str) -> None:
         tools, faults = self.folder / "tools", self.folder / "faults"
         tools.mkdir(exist_ok=True)
         faults.mkdir(exist_ok=True)
@@ -79,8 +87,8 @@ class SlurmJob(Job):
         }.items():
             (tools / name).write_text(text)
             (tools / name).chmod(0o755)
-        environment = {"FAULT": fault, "FAULTS": str(faults), "SLURM_JOB_NODELIST": "n[1-3]"}
-        return super().start(PATH=f"{tools}:{os.environ['PATH']}", **environment, **how)
+        self.environment = {"FAULT": fault, "FAULTS": str(faults), "SLURM_JOB_NODELIST": "n[1-3]"}
+        self.environment["PATH"] = f"{tools}:{os.environ['PATH']}"
 
     def nodes_of(self, member: str) -> list[str]:
         started = [e for e in self.events("task_started") if e.data["member"] == member]
