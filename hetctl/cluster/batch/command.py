@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
 from hetctl.model.errors import BatchSystemError
+from hetctl.model.job import JobState, JobStatus
 from hetctl.model.site import USUAL_TIMEOUTS
 from hetctl.model.values import dataclass
 from hetctl.storage.processes import die_with_parent
@@ -176,51 +177,63 @@ REFUSED = (
 DOUBT = "the next hetctl command looks whether the job is there, and submits it if it is not"
 
 
-def submit_script(
-    commands: CommandRunner,
-    request: JobRequest,
-    refusals: Collection[str],
-    parse_id: Callable[[str], str],
-) -> str:
-    """Submit a script that has all options of its job; return the id in the output.
+class CommandBatch:
+    """Batch system that is used through its commands; a kind names them, and reads their output.
 
-    Parameters
-    ----------
-    refusals : collection of str
-        Same as in `CommandRunner.submit`, whose errors this raises.
+    `refusals`, `transient` and `over` have parts of messages: of refused submissions, after which no job
+    exists; of temporary failures; of lines about jobs that have ended.
     """
-    if not request.script.is_file():  # bsub would take its name for a command
-        raise BatchSystemError(f"cannot read {request.script}: no such file")
-    if request.submitit:
-        # Without this it configures logging on its import, which closes the handlers of the program around.
-        os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
-        # Imported on use: submitit takes 0.11 s.
-        from hetctl.cluster.batch.submitit_executor import submit_by_submitit
 
-        return submit_by_submitit(request, request.submitit, refusals, parse_id)
-    return parse_id(commands.submit(request.command, request.stdin, refusals))
+    refusals: Collection[str]
+    transient: Collection[str]
+    over: Collection[str]
+    cancel_command: tuple[str, ...]
+    parse_job_id: Callable[[str], str]
 
+    def __init__(self, _folder: Path, commands: CommandRunner = USUAL_COMMANDS) -> None:
+        self._commands = commands
 
-def cancel_jobs(
-    commands: CommandRunner,
-    command: Sequence[str],
-    ids: Sequence[str],
-    transient: Collection[str],
-    over: Sequence[str],
-) -> None:
-    """Cancel jobs by a command that fails if one of them has ended, although it ends the others.
+    def submit(self, request: JobRequest) -> str:
+        """Submit a script that has all options of its job; return the id in the output."""
+        if not request.script.is_file():  # bsub would take its name for a command
+            raise BatchSystemError(f"cannot read {request.script}: no such file")
+        if request.submitit:
+            # Else its import configures logging, which closes the handlers of the program around.
+            os.environ.setdefault("SUBMITIT_LOG_LEVEL", "NOCONFIG")
+            # Imported on use: submitit takes 0.11 s.
+            from hetctl.cluster.batch.submitit_executor import submit_by_submitit
 
-    Parameters
-    ----------
-    over : sequence of str
-        Parts of its lines about jobs that have ended; any other line of a failed command is an error.
-    """
-    if not ids:
-        return
-    answer = commands.run_with_retry([*command, *ids], transient)
-    lines = filter(str.strip, f"{answer.stdout}\n{answer.stderr}".splitlines())
-    if answer.code != 0 and not all(any(part in line for part in over) for line in lines):
-        raise BatchSystemError(f"{' '.join(command)} failed ({answer.code}): {answer.error_tail}")
+            return submit_by_submitit(request, request.submitit, self.refusals, self.parse_job_id)
+        return self.parse_job_id(self._commands.submit(request.command, request.stdin, self.refusals))
+
+    def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
+        """Return the states of jobs; those that the batch system does not know, or no longer, are UNKNOWN."""
+        found = self._statuses(ids) if ids else {}
+        return {job: found.get(job, JobStatus(JobState.UNKNOWN)) for job in ids}
+
+    def find(self, names: Sequence[str], *, recorded: bool = True) -> Mapping[str, str]:
+        """Return the ids of this user's jobs with these names."""
+        found = self._find(names, recorded) if names else {}
+        return {name: job for name, job in found.items() if job and name in names}
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        """Cancel jobs by a command that fails if one of them has ended, although it ends the others."""
+        if not ids:
+            return
+        answer = self._commands.run_with_retry([*self.cancel_command, *ids], self.transient)
+        lines = filter(str.strip, f"{answer.stdout}\n{answer.stderr}".splitlines())
+        if answer.code != 0 and not all(any(part in line for part in self.over) for line in lines):
+            command = " ".join(self.cancel_command)
+            raise BatchSystemError(f"{command} failed ({answer.code}): {answer.error_tail}")
+
+    def _ask(self, command: Sequence[str], harmless: Collection[str] = ()) -> str:
+        return self._commands.check_output(command, self.transient, harmless)
+
+    def _statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
+        raise NotImplementedError
+
+    def _find(self, names: Sequence[str], recorded: bool) -> Mapping[str, str | None]:
+        raise NotImplementedError
 
 
 def matches(answer: Answer, parts: Collection[str]) -> bool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
-from hetctl.cluster.batch.command import DOUBT, USUAL_COMMANDS, CommandRunner, cancel_jobs, submit_script
+from hetctl.cluster.batch.base import SubmissionInDoubtError
+from hetctl.cluster.batch.command import DOUBT, CommandBatch
 from hetctl.model.job import JobState, JobStatus
 
 STATES = {
@@ -95,31 +94,17 @@ def _status(state: str, result: str, code: str, kind: str, note: str) -> JobStat
     return JobStatus(found, int(code[:6]) if ended_by_itself else None, f"{kind} {note}".strip() or result)
 
 
-class FluxBatch:
+class FluxBatch(CommandBatch):
     """Flux, used through its commands."""
 
-    def __init__(self, _folder: Path, commands: CommandRunner = USUAL_COMMANDS) -> None:
-        self._commands = commands
+    refusals, transient, over = REFUSALS, TRANSIENT, OVER_ALREADY
+    cancel_command = ("flux", "cancel")
+    parse_job_id = staticmethod(parse_job_id)
 
-    def submit(self, request: JobRequest) -> str:
-        """Run ``flux batch``."""
-        return submit_script(self._commands, request, REFUSALS, parse_job_id)
+    def _statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
+        return parse_jobs(self._ask(jobs_command(ids)))
 
-    def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
-        """Query ``flux jobs``; jobs that were purged are UNKNOWN."""
-        if not ids:
-            return {}
-        found = parse_jobs(self._commands.check_output(jobs_command(ids), TRANSIENT))
-        return {job: found.get(job, JobStatus(JobState.UNKNOWN)) for job in ids}
-
-    def find(self, names: Sequence[str], *, recorded: bool = True) -> Mapping[str, str]:
-        """Query ``flux jobs`` for one name after the other, as it takes no list."""
-        commands = {name: find_command(name, recorded=recorded) for name in names}
-        found = {
-            name: self._commands.check_output(each, TRANSIENT).split() for name, each in commands.items()
-        }
+    def _find(self, names: Sequence[str], recorded: bool) -> Mapping[str, str | None]:
+        """Query one name after the other, as ``flux jobs`` takes no list."""
+        found = {name: self._ask(find_command(name, recorded=recorded)).split() for name in names}
         return {name: jobs[0] for name, jobs in found.items() if jobs}
-
-    def cancel(self, ids: Sequence[str]) -> None:
-        """Run ``flux cancel``."""
-        cancel_jobs(self._commands, ("flux", "cancel"), ids, TRANSIENT, OVER_ALREADY)

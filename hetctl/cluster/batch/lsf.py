@@ -6,11 +6,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
-from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
-from hetctl.cluster.batch.command import DOUBT, USUAL_COMMANDS, CommandRunner, cancel_jobs, submit_script
+from hetctl.cluster.batch.base import SubmissionInDoubtError
+from hetctl.cluster.batch.command import DOUBT, CommandBatch
 from hetctl.model.job import JobState, JobStatus
 
 STATES = {
@@ -256,35 +255,23 @@ def _alike(letters: tuple[str, ...]) -> bool:
     return len(set(letters)) == 1
 
 
-class LsfBatch:
+class LsfBatch(CommandBatch):
     """LSF, used through its commands."""
 
-    def __init__(self, _folder: Path, commands: CommandRunner = USUAL_COMMANDS) -> None:
-        self._commands = commands
+    refusals, transient, over = REFUSALS, TRANSIENT, OVER_ALREADY
+    cancel_command = ("bkill",)
+    parse_job_id = staticmethod(parse_job_id)
 
-    def submit(self, request: JobRequest) -> str:
-        """Run bsub."""
-        return submit_script(self._commands, request, REFUSALS, parse_job_id)
-
-    def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
-        """Query bjobs, then bhist for jobs that bjobs lacks; jobs unknown to both are UNKNOWN."""
-        if not ids:
-            return {}
-        found = parse_bjobs(self._commands.check_output(bjobs_command(ids), TRANSIENT, NOTHING_FOUND))
+    def _statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
+        """Query bjobs, then bhist for jobs that bjobs lacks."""
+        found = parse_bjobs(self._ask(bjobs_command(ids), NOTHING_FOUND))
         if missing := [job for job in ids if job not in found]:
             found |= parse_bhist(self._commands.run_best_effort(bhist_command(missing)))
-        return {job: found.get(job, JobStatus(JobState.UNKNOWN)) for job in ids}
+        return found
 
-    def find(self, names: Sequence[str], *, recorded: bool = True) -> Mapping[str, str]:
+    def _find(self, names: Sequence[str], recorded: bool) -> Mapping[str, str | None]:
         """Query bjobs, then bhist for jobs that bjobs lacks."""
-        if not names:
-            return {}
-        found = parse_found(self._commands.check_output(find_command(names), TRANSIENT, NOTHING_FOUND))
+        found = parse_found(self._ask(find_command(names), NOTHING_FOUND))
         if recorded and (missing := [name for name in names if name not in found]):
-            command = find_gone_command(missing)
-            found |= parse_found_gone(self._commands.check_output(command, TRANSIENT, NOTHING_FOUND))
-        return {name: job for name, job in found.items() if name in names}
-
-    def cancel(self, ids: Sequence[str]) -> None:
-        """Run bkill."""
-        cancel_jobs(self._commands, ("bkill",), ids, TRANSIENT, OVER_ALREADY)
+            found |= parse_found_gone(self._ask(find_gone_command(missing), NOTHING_FOUND))
+        return found

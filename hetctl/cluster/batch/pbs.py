@@ -5,10 +5,9 @@ from __future__ import annotations
 import getpass
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
-from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
-from hetctl.cluster.batch.command import DOUBT, USUAL_COMMANDS, CommandRunner, cancel_jobs, submit_script
+from hetctl.cluster.batch.base import SubmissionInDoubtError
+from hetctl.cluster.batch.command import DOUBT, CommandBatch
 from hetctl.model.job import JobState, JobStatus
 
 STATES = {
@@ -180,32 +179,17 @@ def _number(text: str) -> int | None:
     return int(text) if re.fullmatch(r"-?\d{1,5}", text, re.ASCII) else None
 
 
-class PbsBatch:
+class PbsBatch(CommandBatch):
     """PBS, used through its commands."""
 
-    def __init__(self, _folder: Path, commands: CommandRunner = USUAL_COMMANDS) -> None:
-        self._commands = commands
+    refusals, transient, over = REFUSALS, TRANSIENT, OVER_ALREADY
+    cancel_command = ("qdel",)
+    parse_job_id = staticmethod(parse_job_id)
 
-    def submit(self, request: JobRequest) -> str:
-        """Run qsub."""
-        return submit_script(self._commands, request, REFUSALS, parse_job_id)
+    def _statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
+        return parse_qstat(self._ask(qstat_command(ids), NOTHING_FOUND))
 
-    def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
-        """Query qstat; jobs that its history no longer has are UNKNOWN."""
-        if not ids:
-            return {}
-        found = parse_qstat(self._commands.check_output(qstat_command(ids), TRANSIENT, NOTHING_FOUND))
-        return {job: found.get(job, JobStatus(JobState.UNKNOWN)) for job in ids}
-
-    def find(self, names: Sequence[str], *, recorded: bool = True) -> Mapping[str, str]:
-        """Query qselect for one name after the other, as it takes no list."""
-        commands = {name: find_command(name, getpass.getuser(), recorded=recorded) for name in names}
-        found = {
-            name: parse_found(self._commands.check_output(command, TRANSIENT))
-            for name, command in commands.items()
-        }
-        return {name: job for name, job in found.items() if job is not None}
-
-    def cancel(self, ids: Sequence[str]) -> None:
-        """Run qdel."""
-        cancel_jobs(self._commands, ("qdel",), ids, TRANSIENT, OVER_ALREADY)
+    def _find(self, names: Sequence[str], recorded: bool) -> Mapping[str, str | None]:
+        """Query one name after the other, as qselect takes no list."""
+        user = getpass.getuser()
+        return {name: parse_found(self._ask(find_command(name, user, recorded=recorded))) for name in names}

@@ -6,10 +6,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
-from hetctl.cluster.batch.command import DOUBT, USUAL_COMMANDS, CommandRunner, submit_script
+from hetctl.cluster.batch.base import SubmissionInDoubtError
+from hetctl.cluster.batch.command import DOUBT, CommandBatch
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.values import dataclass
 
@@ -240,48 +239,33 @@ def _named(names: Sequence[str]) -> str:
     return f"--name={','.join(names)}"
 
 
-class SlurmBatch:
+class SlurmBatch(CommandBatch):
     """Slurm, used through its commands."""
 
-    def __init__(self, _folder: Path, commands: CommandRunner = USUAL_COMMANDS) -> None:
-        self._commands = commands
+    refusals, transient, over = REFUSALS, TRANSIENT, OVER_ALREADY
+    cancel_command = ("scancel",)
+    parse_job_id = staticmethod(parse_job_id)
 
-    def submit(self, request: JobRequest) -> str:
-        """Run sbatch."""
-        return submit_script(self._commands, request, REFUSALS, parse_job_id)
-
-    def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
-        """Query squeue, then sacct for jobs that squeue lacks (UNKNOWN without accounting)."""
-        if not ids:
-            return {}
-        records = parse_squeue(self._commands.check_output(squeue_command(ids), TRANSIENT, GONE))
+    def _statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
+        """Query squeue, then sacct for jobs that squeue lacks."""
+        records = parse_squeue(self._ask(squeue_command(ids), GONE))
         if missing := [job for job in ids if job not in records]:
             records |= parse_sacct(self._commands.run_best_effort(sacct_command(missing)))
-        return {job: self._status(records.get(job)) for job in ids}
+        return {job: self._completed(record) for job, record in records.items()}
 
-    def find(self, names: Sequence[str], *, recorded: bool = True) -> Mapping[str, str]:
+    def _find(self, names: Sequence[str], recorded: bool) -> Mapping[str, str | None]:
         """Query squeue, then sacct for jobs that squeue lacks.
 
         Without accounting, a job is found as long as squeue has it (MinJobAge after its end).
         """
-        if not names:
-            return {}
-        found = parse_found(self._commands.check_output(find_command(names, os.getuid()), TRANSIENT, GONE))
+        found = parse_found(self._ask(find_command(names, os.getuid()), GONE))
         if recorded and (missing := [name for name in names if name not in found]):
-            # Unlike in `statuses`, a failure counts: a job that is not found is submitted again.
-            command = find_gone_command(missing, os.getuid())
-            found |= parse_found(self._commands.check_output(command, TRANSIENT, NO_ACCOUNTING))
-        return {name: job for name, job in found.items() if name in names}
+            # Unlike in `_statuses`, a failure counts: a job that is not found is submitted again.
+            found |= parse_found(self._ask(find_gone_command(missing, os.getuid()), NO_ACCOUNTING))
+        return found
 
-    def cancel(self, ids: Sequence[str]) -> None:
-        """Run scancel."""
-        if ids:
-            self._commands.check_output(["scancel", *ids], TRANSIENT, OVER_ALREADY)
-
-    def _status(self, record: JobRecord | None) -> JobStatus:
+    def _completed(self, record: JobRecord) -> JobStatus:
         """Return a job's state, completed by data of the nodes themselves."""
-        if record is None:
-            return JobStatus(JobState.UNKNOWN)
         if record.status.state != JobState.NODE_FAILED or not record.nodes:
             return record.status
         failed = parse_failed_nodes(self._commands.run_best_effort(sinfo_command(record.nodes)))

@@ -47,7 +47,7 @@ class ScriptExecutor(core.PicklingExecutor):  # type: ignore[misc]
 def submit_by_submitit(
     request: JobRequest, folder: Path, refusals: Collection[str], parse_id: Callable[[str], str]
 ) -> str:
-    """Submit a script; submitit keeps a copy in `folder`. The rest is as in `submit_script`."""
+    """Submit a script; submitit keeps a copy in `folder`. The rest is as in `CommandBatch.submit`."""
     if not shutil.which(request.command[0]):
         raise BatchSystemError(f"{request.command[0]} is not on the PATH of this machine")
     make_private_folder(folder)
