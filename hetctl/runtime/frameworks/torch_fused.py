@@ -1,4 +1,4 @@
-"""Members of one shape that a rank trains as one computation: slices of stacked parameters, through vmap.
+"""Members of one shape that a rank trains as one computation: slices of stacked parameters.
 
 A slice keeps its own module and optimizer. While it is stacked, their tensors are views of its row in shared
 matrices, so saving, evaluating or scheduling it works as for a member alone. To train several small networks
@@ -13,13 +13,11 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
-from functools import lru_cache, partial
-from itertools import product
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hetctl.model.ensemble import Member
@@ -31,14 +29,15 @@ from hetctl.runtime.frameworks import FusedSteps
 from hetctl.runtime.frameworks.pytorch import TorchNetwork
 from hetctl.runtime.frameworks.torch_batches import is_compiled
 from hetctl.runtime.frameworks.torch_parts import Parts, Score, generators, parameters_of, set_generators
+from hetctl.runtime.frameworks.torch_stacked import DROPOUTS, StackedModule, dropouts_in, losses_of
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
-Values = Mapping[str, torch.Tensor]
-DROPOUTS = (torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d)
-"""Layers that multiply their inputs by random numbers, whatever the inputs are."""
+Tensors = Sequence[torch.Tensor]
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Largest difference of a fused gradient from the member's own, relative to its norm; else 0.1."""
+LEAST_NORM = 1e-3
+"""Norm of a gradient, relative to the largest of the member's, that counts where it is smaller."""
 TRIES = 3
 """Steps that are timed with each width; the first one warms up."""
 LEAST_GAIN = 1.05
@@ -58,21 +57,24 @@ class UpdateRule:
     fixed : mapping of str to Any
         Options of which only these values are supported.
     update : callable
-        Function of a group's options, the learning rate's factor, and lists of values, gradients, moments by
-        name and steps; it changes values and moments in place.
+        Function of a group's options, the learning rate's factor, values, gradients, moments by name, and the
+        number of steps; it changes values and moments in place.
+    counts : bool
+        True if it keeps the number of steps.
     """
 
     moments: Callable[[Mapping[str, Any]], tuple[str, ...]]
     fixed: Mapping[str, Any]
     update: Callable[..., None]
+    counts: bool
 
 
 def _sgd(
-    group: Mapping[str, Any], factor: float, values: Any, gradients: Any, moments: Any, _steps: Any
+    group: Mapping[str, Any], factor: float, values: Any, gradients: Any, moments: Any, _step: Any
 ) -> None:
     """Step as `torch.optim.SGD`."""
     torch._fused_sgd_(
-        *(values, gradients, moments.get("momentum_buffer", [])),
+        *([values], [gradients], [*moments.values()]),
         lr=float(group["lr"]) * factor,
         is_first_step=False,
         **{name: group[name] for name in ("weight_decay", "momentum", "dampening", "nesterov", "maximize")},
@@ -85,13 +87,13 @@ def _adam(
     values: Any,
     gradients: Any,
     moments: Any,
-    steps: Any,
+    step: Any,
     kernel: Callable[..., None],
 ) -> None:
     """Step as `torch.optim.Adam` or, with its kernel, `AdamW`."""
     first, second = group["betas"]
     kernel(
-        *(values, gradients, moments["exp_avg"], moments["exp_avg_sq"], [], steps),
+        *([values], [gradients], [moments["exp_avg"]], [moments["exp_avg_sq"]], [], [step]),
         lr=float(group["lr"]) * factor,
         beta1=float(first),
         beta2=float(second),
@@ -101,7 +103,7 @@ def _adam(
 
 _ADAM = partial(
     UpdateRule,
-    lambda _group: ("step", "exp_avg", "exp_avg_sq"),
+    lambda _group: ("exp_avg", "exp_avg_sq"),
     {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False},
 )
 # The kernels of `fused=True`: a stack's optimizers would take longer than its gradients otherwise.
@@ -110,29 +112,30 @@ RULES: Mapping[type, UpdateRule] = {
         lambda group: ("momentum_buffer",) if group["momentum"] else (),
         {"dampening": 0, "maximize": False, "differentiable": False},
         _sgd,
+        counts=False,
     ),
-    torch.optim.Adam: _ADAM(partial(_adam, kernel=torch._fused_adam_)),
-    torch.optim.AdamW: _ADAM(partial(_adam, kernel=torch._fused_adamw_)),
+    torch.optim.Adam: _ADAM(partial(_adam, kernel=torch._fused_adam_), counts=True),
+    torch.optim.AdamW: _ADAM(partial(_adam, kernel=torch._fused_adamw_), counts=True),
 }
 """Rules by class of optimizer."""
 
 
 @dataclass(frozen=True)
-class Updates:
-    """Tensors that a slice's optimizer changes in each step, of one group of parameters.
+class Update:
+    """Parts of a slice's rows that its optimizer changes in each step, of one group of parameters.
 
     Parameters
     ----------
-    numbers : list of int
-        Numbers of the parameters among all of the slice.
+    columns : slice
+        Columns of the group's parameters.
     moments : dict
-        Lists of tensors of the optimizer's state by name.
+        Tensors of the optimizer's state by name, of the shape of `values`.
     """
 
     group: dict[str, Any]
-    numbers: list[int]
-    values: list[torch.Tensor]
-    moments: dict[str, list[torch.Tensor]]
+    columns: slice
+    values: torch.Tensor
+    moments: dict[str, torch.Tensor]
 
 
 @dataclass(eq=False)
@@ -152,8 +155,9 @@ class Slice:
 
     @property
     def trained(self) -> dict[str, torch.Tensor]:
-        """Parameters that training changes, by name."""
-        return {name: one for name, one in self.parts.model.named_parameters() if one.requires_grad}
+        """Parameters that training changes, by name, in the order of the optimizer's groups."""
+        names = {id(one): name for name, one in self.parts.model.named_parameters()}
+        return {names[id(one)]: one for one in parameters_of(self.parts.optimizer)}
 
     @property
     def constants(self) -> dict[str, torch.Tensor]:
@@ -161,11 +165,6 @@ class Slice:
         model = self.parts.model
         frozen = {name: one for name, one in model.named_parameters() if not one.requires_grad}
         return {**frozen, **dict(model.named_buffers())}
-
-    @property
-    def dropouts(self) -> list[torch.nn.Module]:
-        """Layers of `DROPOUTS` in the module, in its order."""
-        return [module for module in self.parts.model.modules() if type(module) in DROPOUTS]
 
     @contextmanager
     def own_random(self) -> Iterator[None]:
@@ -190,7 +189,7 @@ class Slice:
 
     def unfit(self) -> str | None:
         """Return why it cannot be stacked with any other, or None."""
-        parts, optimizer, trained = self.parts, self.parts.optimizer, self.trained
+        parts, optimizer, trained = self.parts, self.parts.optimizer, parameters_of(self.parts.optimizer)
         rule = RULES.get(type(optimizer))
         if rule is None:
             return f"its optimizer is {type(optimizer).__name__}"
@@ -199,12 +198,11 @@ class Slice:
         ]
         reasons = {
             "its optimizer has options beside rates, momenta and weight decay": any(options),
-            "its optimizer has other parameters than its module": set(map(id, trained.values()))
-            != set(map(id, parameters_of(optimizer))),
-            "its parameters are of several types": len({(one.dtype, one.device) for one in trained.values()})
-            != 1,
+            "its optimizer has other parameters than its module": set(map(id, trained))
+            != {id(one) for one in parts.model.parameters() if one.requires_grad},
+            "its parameters are of several types": len({(one.dtype, one.device) for one in trained}) != 1,
             "its gradients have hooks": any(
-                one._backward_hooks or one._post_accumulate_grad_hooks for one in trained.values()
+                one._backward_hooks or one._post_accumulate_grad_hooks for one in trained
             ),
             "its loss has parameters": isinstance(parts.loss, torch.nn.Module)
             and any(parts.loss.parameters()),
@@ -254,25 +252,26 @@ class Stack:
         first = slices[0]
         self._model, self._loss = first.parts.model, first.parts.loss
         self._rule = RULES[type(first.parts.optimizer)]
-        self._values = {
-            name: torch.stack([one.detach().contiguous() for one in rows]).requires_grad_()
-            for name, rows in _rows([one.trained for one in slices]).items()
-        }
-        self._constants = {
-            name: torch.stack([one.detach() for one in rows])
-            for name, rows in _rows([one.constants for one in slices]).items()
-        }
-        self._places = self._places_of_tensors()
-        self._dropouts = [one.dropouts for one in slices]
-        self._calls: dict[Any, list[tuple[int, torch.Tensor]]] = {}
-        self._updates: dict[int, list[Updates]] = {}
+        trained = [[*one.trained.values()] for one in slices]
+        self._shapes = [one.shape for one in trained[0]]
+        self._rows = torch.stack([torch.cat([one.detach().flatten() for one in row]) for row in trained])
+        self._gradients = torch.empty_like(self._rows)
+        self._values = [one.requires_grad_() for one in self._shaped(self._rows)]
+        self._constants = [
+            torch.stack([one.detach() for one in rows])
+            for rows in zip(*(one.constants.values() for one in slices), strict=True)
+        ]
+        self._called = StackedModule(self._model, [*trained[0], *first.constants.values()])
+        self._dropouts = [dropouts_in(one.parts.model) for one in slices]
+        self._calls: dict[Any, list[list[tuple[int, torch.Tensor]]]] = {}
+        self._updates: dict[int, list[Update]] = {}
         self._steps: dict[int, torch.Tensor] = {}
         for row, one in enumerate(() if as_trial else slices):
             one.stack = self
-            for name, tensor in one.trained.items():
-                tensor.data, tensor.grad = self._values[name].detach()[row], None
-            for name, tensor in one.constants.items():
-                tensor.data = self._constants[name][row]
+            for tensor, values in zip(trained[row], self._values, strict=True):
+                tensor.data, tensor.grad = values.detach()[row], None
+            for tensor, values in zip(one.constants.values(), self._constants, strict=True):
+                tensor.data = values[row]
 
     def publish(self, member: Slice) -> None:
         """Write a slice's number of steps into the state of its own optimizer."""
@@ -296,10 +295,11 @@ class Stack:
         self, rows: Sequence[int], x: Any, y: torch.Tensor, scores: Sequence[Mapping[str, Score]]
     ) -> list[tuple[Any, list[Any]]]:
         """Return the outputs of these slices in an evaluation, and their scores; x and y are stacked."""
-        self._model.eval()
-        named = {name: self._taken(each, rows) for name, each in (self._values | self._constants).items()}
+        if self._model.training:
+            self._model.eval()
         with torch.no_grad():
-            found = vmap(self._outputs_of)(list(named.values()), x)
+            tensors = [self._taken(each, rows) for each in (*self._values, *self._constants)]
+            found = self._called(tensors, x)
             outputs = [tree_map(lambda leaf, n=n: leaf[n], found) for n in range(len(rows))]
             return list(zip(outputs, self._scores(outputs, found, y, scores), strict=True))
 
@@ -312,7 +312,7 @@ class Stack:
             # Of the loss, a trial step has told that it is that of all.
             if name == "loss" or _is_one_function([of_one[name] for of_one in scores]):
                 with suppress(Exception):
-                    values = vmap(first)(stacked, y)
+                    values = losses_of(first, stacked, y)
                     for of_one, value in zip(found, values.unbind(), strict=True):
                         of_one.append(value)
                     continue
@@ -322,145 +322,103 @@ class Stack:
 
     def train(self, rows: Sequence[int], x: Any, y: Any) -> list[torch.Tensor]:
         """Take a step with these slices; return their losses. Inputs and targets are stacked."""
-        values = self._values
+        values, constants = self._values, [self._taken(each, rows) for each in self._constants]
         if len(rows) < len(self.slices):
-            values = {name: each.detach()[list(rows)].requires_grad_() for name, each in self._values.items()}
-        constants = {name: self._taken(each, rows) for name, each in self._constants.items()}
+            values = [one.requires_grad_() for one in self._shaped(self._rows[list(rows)])]
         losses, gradients = self.gradients(rows, values, constants, x, y)
         with torch.no_grad():
             # The kernels take all tensors for contiguous ones.
-            of_slices = zip(*(each.contiguous().unbind() for each in gradients), strict=True)
-            for row, of_slice in zip(rows, of_slices, strict=True):
-                self._update(row, of_slice)
-            for name, each in constants.items():
-                if each is not self._constants[name]:
-                    self._constants[name][list(rows)] = each
+            torch._foreach_copy_(self._shaped(self._gradients[: len(rows)]), gradients)
+            for row, gradient in zip(rows, self._gradients, strict=False):
+                self._update(row, gradient)
+            for own, each in zip(self._constants, constants, strict=True):
+                if each is not own:
+                    own[list(rows)] = each
         return list(losses.unbind())
 
     def gradients(
-        self, rows: Sequence[int], values: Values, constants: Values, x: Any, y: Any
+        self, rows: Sequence[int], values: Tensors, constants: Tensors, x: Any, y: Any
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
         """Return losses and gradients, each of shape (slices, ...); buffers change in place."""
         if not self._model.training:
             self._model.train()
-        tensors = [*values.values(), *constants.values()]
-        losses = vmap(self._loss_of)(tensors, x, y, self._drawn(rows, x))
-        return losses.detach(), torch.autograd.grad(losses.sum(), list(values.values()))
+        outputs = self._called([*values, *constants], x, self._drawn(rows, x))
+        losses = losses_of(self._loss, outputs, y)
+        return losses.detach(), torch.autograd.grad(losses.sum(), values)
 
-    def all_rows(self) -> tuple[Values, Values]:
+    def all_rows(self) -> tuple[Tensors, Tensors]:
         """Return values and constants of all slices."""
         return self._values, self._constants
+
+    def _shaped(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """Return rows of a matrix as stacked parameters; they share its memory."""
+        parts = rows.split([shape.numel() for shape in self._shapes], 1)
+        return [part.view(len(rows), *shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def _taken(self, stacked: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         """Return rows: the tensor itself for all, else a copy of some."""
         return stacked if len(rows) == len(self.slices) else stacked[list(rows)]
 
-    def _update(self, row: int, gradients: Sequence[torch.Tensor]) -> None:
+    def _update(self, row: int, gradient: torch.Tensor) -> None:
         """Take an optimizer's step."""
         member = self.slices[row]
         if row not in self._updates:
-            self._updates[row] = self._tensors_of(member)
+            self._updates[row] = self._updates_of(row)
             taken = [float(state.get("step", 0.0)) for state in member.parts.optimizer.state.values()]
             # The kernels want it in this type, and on the device.
-            self._steps[row] = torch.tensor(max(taken, default=0.0), device=gradients[0].device).float()
+            self._steps[row] = torch.tensor(max(taken, default=0.0), device=gradient.device).float()
         step, factor = self._steps[row], member.factor()
         step += 1
         for part in self._updates[row]:
-            chosen = [gradients[number] for number in part.numbers]
-            self._rule.update(part.group, factor, part.values, chosen, part.moments, [step] * len(chosen))
+            self._rule.update(part.group, factor, part.values, gradient[part.columns], part.moments, step)
 
-    def _tensors_of(self, member: Slice) -> list[Updates]:
+    def _updates_of(self, row: int) -> list[Update]:
         """Return what an optimizer changes; states that it lacks begin with zeros, as all rules do."""
-        numbers = {id(one): number for number, one in enumerate(member.trained.values())}
-        optimizer, found = member.parts.optimizer, []
+        optimizer, found, first = self.slices[row].parts.optimizer, [], 0
         for group in optimizer.param_groups:
-            names, moments = self._rule.moments(group), defaultdict(list)
-            for one, name in product(group["params"], names):
-                # Only here: without names, SGD keeps no state.
-                state = optimizer.state[one]
-                kept = state.get(name, torch.zeros(()) if name == "step" else torch.zeros_like(one))
-                state[name] = kept.contiguous()
-                moments[name].append(state[name])
-            values = [one.data for one in group["params"]]
-            found.append(Updates(group, [numbers[id(one)] for one in group["params"]], values, moments))
+            columns = slice(first, first + sum(one.numel() for one in group["params"]))
+            values, moments, first = self._rows[row, columns], {}, columns.stop
+            for name in self._rule.moments(group):
+                moments[name] = torch.zeros_like(values)
+                parts = moments[name].split([one.numel() for one in group["params"]])
+                for one, part in zip(group["params"], parts, strict=True):
+                    # Only here: without moments, SGD keeps no state.
+                    state, own = optimizer.state[one], part.view(one.shape)
+                    if self._rule.counts:
+                        state.setdefault("step", torch.zeros(()))
+                    if name in state:
+                        own.copy_(state[name])
+                    state[name] = own
+            found.append(Update(group, columns, values, moments))
         return found
 
-    def _loss_of(self, tensors: list[torch.Tensor], x: Any, y: Any, masks: list[torch.Tensor]) -> Any:
-        drawn = iter(masks)
-        with self._dropping(lambda _number, values: values * next(drawn)):
-            outputs = self._outputs_of(tensors, x)
-        return self._loss(outputs, y)
-
-    def _outputs_of(self, tensors: Sequence[torch.Tensor], x: Any) -> Any:
-        """Call the module with other tensors, in the order of their names."""
-        # What `functional_call` does takes as long as the small networks that profit the most.
-        kept = [holder[key] for holder, key, _ in self._places]
-        for holder, key, number in self._places:
-            holder[key] = tensors[number]
-        try:
-            return self._model(x)
-        finally:
-            for (holder, key, _), tensor in zip(self._places, kept, strict=True):
-                holder[key] = tensor
-
-    def _places_of_tensors(self) -> list[tuple[dict[str, Any], str, int]]:
-        """Return where the module holds its tensors, those that it shares more than once."""
-        own = {**self.slices[0].trained, **self.slices[0].constants}
-        numbers = {id(one): number for number, one in enumerate(own.values())}
-        return [
-            (holder, key, numbers[id(tensor)])
-            for module in self._model.modules()
-            for holder in (module._parameters, module._buffers)
-            for key, tensor in holder.items()
-            if tensor is not None
-        ]
-
-    @contextmanager
-    def _dropping(self, call: Callable[[int, torch.Tensor], torch.Tensor]) -> Iterator[None]:
-        """Let a function of its number and inputs stand for each dropout."""
-        for number, module in enumerate(self._dropouts[0]):
-            module.forward = partial(call, number)
-        yield
-        for module in self._dropouts[0]:
-            del module.forward
-
-    def _drawn(self, rows: Sequence[int], x: Any) -> list[torch.Tensor]:
+    def _drawn(self, rows: Sequence[int], x: Any) -> list[list[torch.Tensor]]:
         """Return the factors of all dropouts in a step, which each slice draws as it would alone."""
         if not self._dropouts[0]:
             return []
         form = tuple((leaf.shape, leaf.dtype) for leaf in tree_leaves(x))
         if form not in self._calls:
-            self._calls[form] = self._called_dropouts(tree_map(lambda leaf: leaf[0], x))
+            self._calls[form] = self._called.dropout_calls(tree_map(lambda leaf: leaf[0], x))
         drawn = []
         for row in rows:
             with self.slices[row].own_random():
-                layers = [(self._dropouts[row][number].train(), like) for number, like in self._calls[form]]
-                drawn.append([layer(torch.ones_like(like)) for layer, like in layers])
-        return [torch.stack(of_call) for of_call in zip(*drawn, strict=True)]
-
-    def _called_dropouts(self, x: Any) -> list[tuple[int, torch.Tensor]]:
-        """Return the numbers of the dropouts that a forward pass calls, in order, and their inputs."""
-        called = []
-
-        def note(number: int, values: torch.Tensor) -> torch.Tensor:
-            called.append((number, values))
-            return values
-
-        own = (*self.slices[0].trained.values(), *self.slices[0].constants.values())
-        with torch.no_grad(), self._dropping(note):
-            self._outputs_of([one.clone() for one in own], x)
-        return called
+                layers = [each.train() for each in self._dropouts[row]]
+                drawn.append(
+                    [
+                        [layers[number](torch.ones_like(like)) for number, like in of_part]
+                        for of_part in self._calls[form]
+                    ]
+                )
+        return [
+            [torch.stack(of_call) for of_call in zip(*of_part, strict=True)]
+            for of_part in zip(*drawn, strict=True)
+        ]
 
 
 def _is_one_function(functions: Sequence[Any]) -> bool:
     """Return true for functions of one text, without values of their own."""
     texts = {getattr(one, "__code__", None) for one in functions}
     return None not in texts and len(texts) == 1 and all(one.__closure__ is None for one in functions)
-
-
-def _rows(slices: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, list[torch.Tensor]]:
-    """Return the tensors of all slices by name."""
-    return {name: [one[name] for one in slices] for name in slices[0]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -480,7 +438,7 @@ class Work:
     y: Any
     scores: Mapping[str, Score] | None = None
 
-    @property
+    @cached_property
     def form(self) -> tuple[Any, ...]:
         """Kind and shapes: works of one form make one computation."""
         names = None if self.scores is None else tuple(self.scores)
@@ -549,22 +507,19 @@ class Widths:
 
     def __init__(self) -> None:
         self._seconds: dict[int, list[float]] = defaultdict(list)
+        self._best: dict[int, int] = {}
 
     def next(self, members: int) -> int:
-        """Return the width for the next step of so many members: one to be tried, or the best."""
+        """Return the width to be tried in the next step of so many members."""
         # In turns, so that a load on the machine slows all alike.
-        least = min(self._tried(members), key=lambda width: len(self._seconds[width]))
-        return least if not self._is_timed(least) else self.best(members)
+        return min(self._tried(members), key=lambda width: len(self._seconds[width]))
 
-    def is_known(self, members: int) -> bool:
-        """Return true if all widths that may be the best for so many members have been tried."""
-        return all(map(self._is_timed, self._tried(members)))
-
-    def best(self, members: int) -> int:
-        """Return the width with the highest rate; 1 if none is better than members alone."""
-        least = {width: self._least(width) for width in self._tried(members) if self._is_timed(width)}
-        best = min(least, key=least.__getitem__, default=1)
-        return best if 1 in least and least[best] * LEAST_GAIN < least[1] else 1
+    def best(self, members: int) -> int | None:
+        """Return the width with the highest rate, 1 if members alone have it; None before all are tried."""
+        if members not in self._best and all(map(self._is_timed, tried := self._tried(members))):
+            best = min(tried, key=self._least)
+            self._best[members] = best if self._least(best) * LEAST_GAIN < self._least(1) else 1
+        return self._best.get(members)
 
     def rates(self) -> dict[int, float]:
         """Return the steps per second of all members together by width, as measured."""
@@ -606,6 +561,7 @@ class TorchFusedSteps(FusedSteps):
         super().__init__()
         self._widths: Widths | None = None
         self._stacks: list[Stack] = []
+        self._arranged: tuple[int, list[Slice]] = 0, []
         self._tried: dict[str, Slice] = {}
 
     def join(self, name: str, network: FusedNetwork) -> None:
@@ -630,16 +586,17 @@ class TorchFusedSteps(FusedSteps):
             self._arrange(fused, max([1, *(len(stack.slices) for stack in self._stacks)]))
             return self._results(works, fused)
         widths = self._widths_of(next(iter(fused.values())))
-        width, is_timed = widths.next(members), not widths.is_known(members)
+        best = widths.best(members)
+        width = best or widths.next(members)
         self._arrange(fused, width)
-        began = _time(is_timed)
+        began = 0.0 if best else _time()
         results = self._results(works, fused)
-        if is_timed:
-            widths.note(width, members, _time(is_timed) - began)
-            if widths.is_known(members):
+        if best is None:
+            widths.note(width, members, _time() - began)
+            if best := widths.best(members):
                 rates = ", ".join(f"{width}: {rate:.0f}" for width, rate in widths.rates().items())
                 print(f"steps/s of all members by the number of fused ones: {rates}", flush=True)
-        if widths.is_known(members) and widths.best(members) == 1:
+        if best == 1:
             self.refused.update(dict.fromkeys(list(fused)[1:], "fused members are no faster"))
         return results
 
@@ -673,17 +630,19 @@ class TorchFusedSteps(FusedSteps):
     def _arrange(self, fused: Mapping[str, Work], width: int) -> None:
         """Form stacks of up to `width` slices, as equal as possible; a slice alone is in none."""
         slices = [work.network.slice for work in fused.values()]
+        if (width, slices) == self._arranged:
+            return
+        self._arranged = width, slices
         parts = parts_of(len(slices), (1,) * -(-len(slices) // width)) if slices else ()
         left = iter(slices)
         groups = [tuple(next(left) for _ in range(part)) for part in parts if part > 1]
         if groups != [stack.slices for stack in self._stacks]:
-            self._dissolve()
+            for stack in self._stacks:
+                stack.dissolve()
             self._stacks = [Stack(group) for group in groups]
 
     def _dissolve(self) -> None:
-        for stack in self._stacks:
-            stack.dissolve()
-        self._stacks = []
+        self._arrange({}, 1)
 
     def _computed(self, fused: Mapping[str, Work]) -> dict[str, Any]:
         """Return the results of works of stacked slices, as far as they can be computed together."""
@@ -713,9 +672,10 @@ def different(like: Slice, works: Mapping[str, Work]) -> dict[str, str]:
     """Return which networks cannot be stacked with another, and why, by one step of all that changes none."""
     found: dict[str, str] = {}
     by_form: dict[Any, dict[str, Work]] = defaultdict(dict)
+    expected = like.program
     for name, work in works.items():
         own = work.network.slice
-        others = (what for what, program in own.program.items() if program != like.program[what])
+        others = (what for what, program in own.program.items() if program != expected[what])
         if reason := own.unfit() or next(
             (f"its {what} differ from those of the others" for what in others), None
         ):
@@ -730,11 +690,14 @@ def different(like: Slice, works: Mapping[str, Work]) -> dict[str, str]:
 def _different_results(like: Slice, works: Mapping[str, Work]) -> dict[str, str]:
     """Return which networks get other gradients in a stack than alone; all works have one form."""
     given = list(works.values())
-    slices = [like, *(work.network.slice for work in given)]
+    own = [work.network.slice for work in given]
+    # The other one gets some batch. Twice in a stack, a slice would draw other random numbers.
+    others = [] if like in own else [like]
+    slices = [*others, *own]
     random = [one.random for one in slices]
     try:
         stack = Stack(slices, as_trial=True)
-        x, y = given[0].network.tensors([given[0], *given])
+        x, y = given[0].network.tensors([*given[: len(others)], *given])
         losses, gradients = stack.gradients(range(len(slices)), *stack.all_rows(), x, y)
     except Exception as error:
         # Whatever vmap or a copy cannot do: alone, the member may well train. Which one is it?
@@ -746,9 +709,9 @@ def _different_results(like: Slice, works: Mapping[str, Work]) -> dict[str, str]
         for one, state in zip(slices, random, strict=True):
             one.random = state
     reasons = {}
-    for row, (name, work) in enumerate(works.items(), start=1):
+    for row, (name, work) in enumerate(works.items(), start=len(others)):
         stacked = [losses[row], *(each[row] for each in gradients)]
-        constants = [each[row] for each in stack.all_rows()[1].values()]
+        constants = [each[row] for each in stack.all_rows()[1]]
         if reason := _different_alone(
             work, tree_map(lambda leaf, n=row: leaf[n], (x, y)), stacked, constants
         ):
@@ -760,18 +723,22 @@ def _different_alone(
     work: Work, batch: tuple[Any, torch.Tensor], stacked: list[torch.Tensor], constants: list[torch.Tensor]
 ) -> str | None:
     """Compare loss, gradients and buffers of a stack with those of a member alone."""
-    alone = work.network.slice.twin()
+    own = work.network.slice
+    alone = own.twin()
+    parameters = dict(alone.parts.model.named_parameters())
     try:
         with alone.own_random():
             loss = alone.parts.loss(alone.parts.model.train()(batch[0]), batch[1])
-            expected = [loss.detach(), *torch.autograd.grad(loss, list(alone.trained.values()))]
+            expected = [loss.detach(), *torch.autograd.grad(loss, [parameters[name] for name in own.trained])]
     except Exception as error:
         return _in_short(error)
     most = TOLERANCES.get(expected[0].dtype, 0.1)
     pairs = zip([*stacked, *constants], [*expected, *alone.constants.values()], strict=True)
+    # Of a bias before a batch norm, the gradient is nothing but rounding.
+    least = LEAST_NORM * max(each.norm() for each in expected)
     # NaN is no difference: a member that diverges does so alone, too.
     if any(
-        (one - other).norm() > most * (other.norm() + most)
+        (one - other).norm() > most * (other.norm() + least)
         for one, other in pairs
         if other.is_floating_point()
     ):
@@ -804,9 +771,9 @@ def _in_short(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
-def _time(timed: bool) -> float:
+def _time() -> float:
     """Return the time that a step takes as far as other work on the machine does not change it."""
-    if timed and torch.cuda.is_available():
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
     # A thread of its own for each core makes CPU time meaningless.
     is_lone = torch.get_num_threads() == 1 and not torch.cuda.is_available()

@@ -47,7 +47,8 @@ def model_fn(config):
     layers = [nn.Linear(4, config.get("width", 5)), *norm, nn.Tanh(), *dropout]
     model = nn.Sequential(*layers, nn.Linear(config.get("width", 5), 2))
     options = dict(config.get("options", {}))
-    groups = [{"params": layers[0].parameters(), "lr": 0.005}, {"params": model[-1].parameters()}]
+    # Against the order of the module.
+    groups = [{"params": model[-1].parameters()}, {"params": model[:-1].parameters(), "lr": 0.005}]
     rule = config.get("rule", SGD)(
         groups if config.get("groups") else model.parameters(), **{"lr": 0.1, **options}
     )
@@ -77,9 +78,8 @@ def epochs_of(network, number, first=1, last=EPOCHS):
     return found
 
 
-def together(trainings, networks, steps=None):
+def together(trainings, networks, steps, *, refuses=False):
     """Run trainings as a rank does; return their results by number."""
-    steps = steps or FRAMEWORK.fused_steps()
     for name, network in networks.items():
         steps.join(name, network)
     results, found = {}, {}
@@ -95,6 +95,7 @@ def together(trainings, networks, steps=None):
         results = steps.run(works)
         for result in results.values():
             assert not isinstance(result, Exception), result
+        assert refuses or not steps.refused, steps.refused
     return found
 
 
@@ -106,11 +107,9 @@ class Fixed(Widths):
     def next(self, _members):
         return self._width
 
-    def is_known(self, _members):
-        return True
-
     def best(self, _members):
-        return self._width
+        # Then all stay, even each in a stack of its own.
+        return None
 
 
 def assert_as_alone(configs, last=EPOCHS, tolerance=1e-12, widths=None):
@@ -269,7 +268,7 @@ def test_what_cannot_be_fused_is_refused_and_trains_as_alone(configs, reason):
                 return end.value
             reasons.update(steps.refused)
 
-    found = together({n: noting(n) for n in networks}, networks, steps)
+    found = together({n: noting(n) for n in networks}, networks, steps, refuses=True)
     assert reason in reasons[1]
     for number, config in enumerate(configs):
         assert found[number] == finished(epochs_of(built(config, number, FRAMEWORK.build), number, last=2))
@@ -279,16 +278,16 @@ def test_the_fastest_width_is_chosen_and_none_that_is_slower_than_alone():
     seconds = {1: 1.0, 2: 0.7, 4: 0.5, 8: 0.6, 16: 0.9}
     for gain, best in ((1.0, 4), (2.2, 1)):
         widths, tried = Widths(), []
-        while not widths.is_known(12):
+        while widths.best(12) is None:
             tried.append(width := widths.next(12))
             widths.note(width, 12, 12 * seconds[width] * (gain if width > 1 else 1))
         assert tried == [1, 16] * TRIES + [8] * TRIES + [4] * TRIES + [2] * TRIES
-        assert (widths.next(12), widths.next(3)) == (best, min(best, 4))
+        assert (widths.best(12), widths.best(3)) == (best, min(best, 4))
 
 
 def test_no_width_is_tried_below_one_that_is_slower():
     widths, seconds = Widths(), {1: 1.0, 16: 0.3, 8: 0.4}
-    while not widths.is_known(16):
+    while widths.best(16) is None:
         width = widths.next(16)
         widths.note(width, 16, 16 * seconds[width])
     assert (widths.best(16), [*widths.rates()]) == (16, [1, 8, 16])
