@@ -79,7 +79,7 @@ def test_a_site_file_is_read_in_seconds_and_bytes(tmp_path: Path):
         (
             "srun",
             "prun",
-            "s.yaml:2: launcher: must be 'local', 'srun', 'mpirun', 'mpiexec', 'flux' or 'jsrun', got 'prun'",
+            "s.yaml:2: launcher: must be 'local', 'srun', 'mpirun', 'mpiexec', 'flux'",
         ),
         ("nodes: 4\ngpus", "nodes: 0\ngpus", "s.yaml:3: nodes: must be at least 1, got 0"),
         ("512GB", "512G", "s.yaml:6: memory_per_node: '512G' is not a size such as 512GB, 480GiB or bytes"),
@@ -203,6 +203,11 @@ def test_site_files_that_extend_each_other_are_refused(tmp_path: Path):
         find_site("c", project=tmp_path, home=None)
 
 
+@pytest.fixture(scope="module")
+def shipped() -> list[Site]:
+    return [find_site(name, project=None, home=None) for name in (*SHIPPED, *EXTENDING)]
+
+
 @pytest.mark.parametrize(
     ("host", "site"),
     [
@@ -226,10 +231,9 @@ def test_site_files_that_extend_each_other_are_refused(tmp_path: Path):
         ("laptop", None),
     ],
 )
-def test_detection_by_host_name(host: str, site: str | None):
-    sites = [find_site(name, project=None, home=None) for name in (*SHIPPED, *EXTENDING)]
-    assert detect_site(host, sites) == site
-    fitting = [one for one in sites if any(fnmatch.fnmatch(host, p) for p in one.host_patterns)]
+def test_detection_by_host_name(host: str, site: str | None, shipped: list[Site]):
+    assert detect_site(host, shipped) == site
+    fitting = [one for one in shipped if any(fnmatch.fnmatch(host, p) for p in one.host_patterns)]
     assert len(fitting) == (site is not None)
 
 

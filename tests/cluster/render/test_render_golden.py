@@ -10,6 +10,7 @@ import difflib
 import os
 import subprocess
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,19 +25,25 @@ CASES = [(site, case) for site in SITES for case in cases_of(site)]
 CHANGED = "changed on purpose? HETCTL_REGENERATE=1 pytest tests/cluster/render writes it anew"
 
 
-def golden_of(site, case):
-    """The file of a case, and its text: the script of the first case of a site, else the changes to that."""
-    first, text = cases_of(site)[0], case_text(site, case)
-    if case == first:
-        return GOLDEN / site.name / f"{case.name}.sh", text
-    scripts = (case_text(site, first).splitlines(), text.splitlines())
-    lines = difflib.unified_diff(*scripts, f"{first.name}.sh", f"{case.name}.sh", n=0, lineterm="")
-    return GOLDEN / site.name / f"{case.name}.diff", "\n".join([*lines, ""])
+@pytest.fixture(scope="module")
+def script_of():
+    """Return the script of a case on a site, which is rendered once."""
+    return cache(lambda name, case: case_text(next(site for site in SITES if site.name == name), case))
+
+
+def golden_file(site, case):
+    kind = "sh" if case == cases_of(site)[0] else "diff"
+    return GOLDEN / site.name / f"{case.name}.{kind}"
 
 
 @pytest.mark.parametrize(("site", "case"), CASES, ids=[f"{site.name}-{case.name}" for site, case in CASES])
-def test_scripts_are_equal_to_their_golden_files(site, case):
-    golden, text = golden_of(site, case)
+def test_scripts_are_equal_to_their_golden_files(site, case, script_of):
+    """The first case of a site has its script, the others have the changes to that."""
+    golden, text, first = golden_file(site, case), script_of(site.name, case), cases_of(site)[0]
+    if case != first:
+        scripts = (script_of(site.name, first).splitlines(), text.splitlines())
+        lines = difflib.unified_diff(*scripts, f"{first.name}.sh", f"{case.name}.sh", n=0, lineterm="")
+        text = "\n".join([*lines, ""])
     if os.environ.get("HETCTL_REGENERATE") == "1":
         golden.parent.mkdir(parents=True, exist_ok=True)
         golden.write_text(text, encoding="utf-8")
@@ -48,11 +55,11 @@ CONFINES = [site for site in SITES if site.requests_gpus or site.device == "slot
 
 
 @pytest.mark.parametrize("site", CONFINES, ids=lambda site: site.name)
-def test_launch_members_keeps_the_script_with_a_step_per_member(site):
+def test_launch_members_keeps_the_script_with_a_step_per_member(site, script_of):
     for case in cases_of(site):
         by_nodes, by_members = (
-            case_text(each, case).split("\n# The driver starts ")
-            for each in (site, replace(site, launch=MEMBERS))
+            text.split("\n# The driver starts ")
+            for text in (script_of(site.name, case), case_text(replace(site, launch=MEMBERS), case))
         )
         assert by_members[0] == by_nodes[0]
         names = [f"round-0000/member-{n}" for n in range(1, len(case.shares) + 1)]
@@ -66,14 +73,15 @@ def steps_in(text: str) -> list[str]:
 
 
 def test_there_is_no_golden_script_of_nothing():
-    wanted = {golden_of(site, case)[0] for site, case in CASES}
+    wanted = {golden_file(site, case) for site, case in CASES}
     assert {path for path in GOLDEN.rglob("*") if path.is_file()} == wanted
 
 
 @pytest.mark.parametrize("site", SITES, ids=lambda site: site.name)
-def test_bash_accepts_the_script_of_every_case(site):
+def test_bash_accepts_the_script_of_every_case(site, script_of):
     for case in cases_of(site):
-        done = subprocess.run(["bash", "-n"], input=case_text(site, case), capture_output=True, text=True)
+        script = script_of(site.name, case)
+        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), case.name
 
 
