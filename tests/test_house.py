@@ -95,27 +95,38 @@ def modules():
     return sorted(path for path in PACKAGE.glob("**/*.py") if "versions" not in path.parts)
 
 
-def imported(path):
-    yield from imported_in(ast.parse(path.read_text()))
+@pytest.fixture(scope="module")
+def nodes():
+    """The nodes of the syntax tree of each module, the tree first."""
+    return {path: nodes_in(path.read_text()) for path in modules()}
 
 
-def imported_in(tree):
-    for node in ast.walk(tree):
+def nodes_in(code):
+    return list(ast.walk(ast.parse(code)))
+
+
+def imported_by(nodes):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_module_imports_only_what_its_room_may(path):
-    room = room_of(path.relative_to(PACKAGE).with_suffix("").parts)
-    for name in imported(path):
-        top, *rest = name.split(".")
-        if top == "hetctl" and rest:
-            assert room_of(rest) in MAY_IMPORT_IN[room] | {room}, f"{room} imports {name}"
-        elif top in ONLY_IN:
-            assert room in ONLY_IN[top], f"{room} imports {name}"
+def test_a_module_imports_only_what_its_room_may(nodes):
+    wrong = [
+        f"{path} imports {name}"
+        for path, those in nodes.items()
+        for name in imported_by(those)
+        if not _may_import(room_of(path.relative_to(PACKAGE).with_suffix("").parts), *name.split("."))
+    ]
+    assert wrong == []
+
+
+def _may_import(room, top, *rest):
+    if top == "hetctl" and rest:
+        return room_of(rest) in MAY_IMPORT_IN[room] | {room}
+    return room in ONLY_IN.get(top, {room})
 
 
 def test_every_package_has_its_rule():
@@ -129,9 +140,9 @@ def test_no_package_hides_a_function_for_scripts():
     assert not (OF_SCRIPTS | OF_API) & {path.stem for path in imported_ones}
 
 
-def test_the_model_imports_the_standard_library_alone():
+def test_the_model_imports_the_standard_library_alone(nodes):
     for path in (PACKAGE / "model").glob("*.py"):
-        tops = {name.split(".")[0] for name in imported(path)} - {"hetctl"}
+        tops = {name.split(".")[0] for name in imported_by(nodes[path])} - {"hetctl"}
         assert tops <= sys.stdlib_module_names, path
 
 
@@ -202,11 +213,11 @@ def test_trainers_import_nothing_of_the_login_side():
     assert not {"click", "sqlalchemy", "rich", "tensorflow", "torch", "mpi4py"} & set(done.stdout.split())
 
 
-def test_the_driver_alone_imports_what_is_the_drivers():
+def test_the_driver_alone_imports_what_is_the_drivers(nodes):
     """Agents and ranks know it by messages and files."""
     others = [path for path in (PACKAGE / "runtime").rglob("*.py") if "driver" not in path.parts]
     assert len(others) > 50
-    names = [(path, name) for path in others for name in imported(path)]
+    names = [(path, name) for path in others for name in imported_by(nodes[path])]
     assert [one for one in names if f"{one[1]}.".startswith("hetctl.runtime.driver.")] == []
 
 
@@ -244,32 +255,31 @@ def _given(call, name):
     return ast.literal_eval(values[0]) if values else None
 
 
-def picklers(path):
+def picklers(nodes):
     """Yield the names in a module by which it may read pickles."""
-    tree = ast.parse(path.read_text())
-    yield from (name for name in imported_in(tree) if re.match(PICKLERS, name))
-    for node in ast.walk(tree):
+    yield from (name for name in imported_by(nodes) if re.match(PICKLERS, name))
+    for node in nodes:
         if isinstance(node, ast.Call):
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
             if (name in UNPICKLES and UNPICKLES[name](node)) or _given(node, "allow_pickle"):
                 yield ast.unparse(node.func)
 
 
-def test_pickles_are_read_only_where_nobody_else_writes():
+def test_pickles_are_read_only_where_nobody_else_writes(nodes):
     """Whoever writes a pickle that another process reads runs programs in it."""
-    found = {str(path.relative_to(PACKAGE)) for path in modules() if list(picklers(path))}
+    found = {str(path.relative_to(PACKAGE)) for path, those in nodes.items() if list(picklers(those))}
     assert found == MAY_UNPICKLE.keys()
     with_mpi = [PACKAGE / name for name, reason in MAY_UNPICKLE.items() if reason.startswith("mpi4py")]
     calls = [
         (path.name, node.func.attr)
         for path in with_mpi
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes[path]
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     ]
     assert [call for call in calls if call[1] in LOWER_CASE] == []
 
 
-def test_a_module_that_reads_pickles_is_found(tmp_path):
+def test_a_module_that_reads_pickles_is_found():
     for code in (
         "import pickle",
         "from multiprocessing.connection import Client",
@@ -277,8 +287,7 @@ def test_a_module_that_reads_pickles_is_found(tmp_path):
         "import numpy as np\nnp.load('file', allow_pickle=True)",
         "import torch.distributed as dist\ndist.gather_object(1)",
     ):
-        (tmp_path / "module.py").write_text(code)
-        assert list(picklers(tmp_path / "module.py")), code
+        assert list(picklers(nodes_in(code))), code
 
 
 SUITES = {"contract", "fuzz", "golden"}
@@ -321,12 +330,12 @@ NO_DURATION = re.compile("since the epoch|clock|relative|GPU-seconds")
 HELD_BY_CONTRACT = {"plan_seconds"}
 
 
-def test_durations_are_named_with_their_unit():
+def test_durations_are_named_with_their_unit(nodes):
     """Fields of values are keys of JSON, of events and of the catalog."""
     found = [
         (node.name, match["names"].split(", "))
-        for path in modules()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for those in nodes.values()
+        for node in those
         if isinstance(node, ast.ClassDef)
         for match in IN_SECONDS.finditer(ast.get_docstring(node) or "")
         if re.search(r"\bseconds\b", match["meaning"], re.IGNORECASE)
@@ -374,10 +383,10 @@ USED_BY_OTHERS = {
 NAMED_IN_A_TABLE = re.compile(r"(hetctl(?:\.\w+)+):(\w+)")
 
 
-def test_every_name_of_a_module_is_used_or_has_a_reason():
+def test_every_name_of_a_module_is_used_or_has_a_reason(nodes):
     """Used by its own module outside of its definition, by another one, or by a table of names."""
-    trees = {_dotted(path): ast.parse(path.read_text()) for path in modules()}
-    used = {name for tree in trees.values() for name in _used_of_others(tree, trees.keys())}
+    trees = {_dotted(path): those[0] for path, those in nodes.items()}
+    used = {name for those in nodes.values() for name in _used_of_others(those, trees.keys())}
     used |= {(entry.module, "FRAMEWORK") for entry in FRAMEWORKS.values()}
     names = [(module, *one) for module, tree in trees.items() for one in _defined_in(tree)]
     assert len(names) > 3000
@@ -409,17 +418,17 @@ def _defined_in(tree):
             yield from ((name, node) for name in found if not name.startswith("__"))
 
 
-def _used_of_others(tree, known):
+def _used_of_others(nodes, known):
     """Yield module and name of what a module imports, takes from imported modules, or names in a table."""
     own = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom):
             yield from ((node.module, alias.name) for alias in node.names)
             dotted = {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
             own |= {name: module for name, module in dotted.items() if module in known}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from NAMED_IN_A_TABLE.findall(node.value)
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in own:
             yield own[node.value.id], node.attr
 
