@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,11 +56,16 @@ def recipe(heading: str) -> list[Block]:
     return blocks
 
 
+def is_test(line: str) -> bool:
+    return line.startswith("python -m pytest ")
+
+
 @dataclass
 class Repository:
     """A copy of this repository, which commands import in place of it."""
 
     path: Path
+    written: list[str] = field(default_factory=list)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -78,14 +83,22 @@ class Repository:
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    def follow(self, heading: str, *, tests: bool = True) -> str:
-        """Carry out a recipe, with the tests that it names or without; return what its commands printed."""
-        return "".join(self._apply(block, tests) for block in recipe(heading))
+    def follow(self, heading: str) -> None:
+        """Carry out a recipe but for its tests."""
+        for block in recipe(heading):
+            self._apply(block)
 
-    def _apply(self, block: Block, tests: bool) -> str:
+    def test(self, heading: str) -> str:
+        """Run the tests that a recipe names; return what they printed."""
+        lines = [line for block in recipe(heading) for line in block.text.splitlines() if is_test(line)]
+        return "".join(map(self.run, lines))
+
+    def _apply(self, block: Block) -> None:
         if block.kind == "bash":
-            lines = block.text.splitlines()
-            return "".join(self.run(line) for line in lines if tests or " -m pytest " not in line)
+            for line in block.text.splitlines():
+                if not is_test(line):
+                    self.run(line)
+            return
         path = self.path / block.file
         assert path.exists() is bool(block.place), block.file
         if not block.place:
@@ -94,8 +107,7 @@ class Repository:
             enter = enter_into_table if path.suffix == ".py" else enter_into_section
             path.write_text(enter(path.read_text(), block.place, block.text))
         if path.suffix == ".py" and not block.place:
-            self.run(f"ruff check {block.file} && ruff format --check {block.file}")
-        return ""
+            self.written.append(block.file)
 
 
 def enter_into_table(source: str, table: str, text: str) -> str:
@@ -142,15 +154,23 @@ def enter_into_section(page: str, heading: str, text: str) -> str:
     return changed
 
 
-@pytest.fixture
-def repository(tmp_path) -> Iterator[Repository]:
-    path = tmp_path / "repository"
+RECIPES = ("A planner", "A batch system", "A site", "A launcher", "A framework")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory) -> Iterator[Repository]:
+    """A copy in which all recipes are followed."""
+    path = tmp_path_factory.mktemp("copy") / "repository"
     path.mkdir()
     for name in COPIED:
         # Not copytree(), which would follow the links to templates and site-configs.
         subprocess.run(["cp", "-a", ROOT / name, path / name], check=True)
     made = Repository(path)
     assert made.run("python -c 'import hetctl; print(hetctl.__file__)'") == f"{path}/hetctl/__init__.py\n"
+    for heading in RECIPES:
+        made.follow(heading)
+    files = " ".join(made.written)
+    made.run(f"ruff check {files} && ruff format --check {files}")
     yield made
     shutil.rmtree(path)
 
@@ -189,7 +209,7 @@ def test_paths_that_the_guide_names_exist():
 
 
 def test_a_planner_that_follows_the_recipe_plans(repository, project):
-    assert " passed" in repository.follow("A planner")
+    assert " passed" in repository.test("A planner")
     assert project.hetctl("profile", "import", "rates.csv").code == 0
     plan = project.hetctl("plan", "--planner", "shortest-first", "--json")
     assert (plan.code, plan.json["planner"]) == (0, "shortest-first")
@@ -197,20 +217,20 @@ def test_a_planner_that_follows_the_recipe_plans(repository, project):
 
 
 def test_a_batch_system_that_follows_the_recipe_trains(repository, project):
-    assert " passed" in repository.follow("A batch system")
+    assert " passed" in repository.test("A batch system")
     script = train_on(project, "batch_system: background")
     assert "\nrenice -n 10 $$ >/dev/null\n" in script.read_text()
 
 
 def test_a_launcher_that_follows_the_recipe_starts_agents(repository, project):
-    assert " passed" in repository.follow("A launcher")
+    assert " passed" in repository.test("A launcher")
     train_on(project, "launcher: chrt")
     shown = project.hetctl("submit", "--new", "--dry-run")
     assert (shown.code, shown.stderr.count("chrt --batch 0 ")) == (0, 1)
 
 
 def test_a_site_that_follows_the_recipe_is_shown(repository, project):
-    assert " passed" in repository.follow("A site")
+    assert " passed" in repository.test("A site")
     golden = repository.path / "tests/cluster/render/golden/teaching"
     assert sorted(path.name for path in golden.iterdir())
     shown = project.hetctl("sites", "show", "teaching", "--json")
@@ -218,15 +238,7 @@ def test_a_site_that_follows_the_recipe_is_shown(repository, project):
     assert project.hetctl("sites", "check", "teaching", "--json").json["site"] == "teaching"
 
 
-RECIPES = ("A planner", "A batch system", "A site", "A launcher", "A framework")
-
-
 def test_the_house_stands_when_all_recipes_are_followed(repository):
-    for heading in RECIPES:
-        repository.follow(heading, tests=False)
-    repository.run(
-        "HETCTL_REGENERATE=1 python -m pytest tests/cluster/render/test_render_golden.py -k teaching"
-    )
     held = "tests/test_house.py tests/test_docs.py tests/inputs/test_inputs_json_schemas.py"
     assert " passed" in repository.run(f"python -m pytest {held}")
 
@@ -244,7 +256,7 @@ members:
 
 @pytest.mark.training
 def test_a_framework_that_follows_the_recipe_trains(repository, tmp_path):
-    assert " passed" in repository.follow("A framework")
+    assert " passed" in repository.test("A framework")
     environment = {"PYTHONPATH": str(repository.path), "HETCTL_SITE": "local"}
     project = new_project(tmp_path / "project", LINEAR, environment=environment)
     for module in ("tiny_linear.py", "handwriting.py"):

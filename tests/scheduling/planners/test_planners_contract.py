@@ -38,10 +38,11 @@ CLOSE = 1e-9
 def examples(
     planners: list[Planner], count: int, **strategies: st.SearchStrategy[Any]
 ) -> Callable[[Callable[..., None]], None]:
-    """Run a check of each planner on that many examples, on fewer for slow ones.
+    """Run a check of each planner on that many examples, on half of them on a server, on fewer for slow ones.
 
     To draw an example takes several times as long as to plan for it.
     """
+    count = count * settings.default.max_examples // 100
 
     def run(check: Callable[..., None]) -> None:
         def check_all(**drawn: Any) -> None:
