@@ -8,6 +8,7 @@ import os
 import signal
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -21,12 +22,6 @@ def input_fn(_path):
     """Return 640 digits, and 200 others that are held out."""
     x, y = digits()
     return (x[:SAMPLES], y[:SAMPLES]), (x[SAMPLES : SAMPLES + 200], y[SAMPLES : SAMPLES + 200])
-
-
-def part_input_fn(_data, path):
-    """Return the samples in a file; the first eight are held out as well."""
-    part = np.load(path)
-    return (part["x"], part["y"]), (part["x"][:8], part["y"][:8])
 
 
 def staged_input_fn(_data, path=None):
@@ -49,6 +44,12 @@ def digits():
     """Return images of 8 x 8 pixels from 0 to 1, and what they show."""
     rows = np.loadtxt(FILE, delimiter=",")
     return (rows[:, :-1] / 16).astype("float32").reshape(-1, 8, 8, 1), rows[:, -1].astype(int)
+
+
+def load_digits():
+    """Return them as scikit-learn does."""
+    x, y = digits()
+    return SimpleNamespace(images=16 * x[..., 0], target=y)
 
 
 def note(arrays, config):

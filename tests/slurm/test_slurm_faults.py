@@ -157,9 +157,11 @@ def test_a_job_killed_with_its_script_is_soon_followed(run):
 
 
 def test_a_killed_rank_costs_its_member_alone_a_step_and_a_killed_step_is_started_again(run):
+    """Meanwhile the next job of the chain waits in the queue."""
     run.train_for(0.8)
-    run.submit()
-    job = run.in_training()
+    run.submit("--chain")
+    run.in_training()
+    job = run.jobs()[0].batch_id
     os.kill(ranks_of(run.project.home.run(RUN).path)[0], signal.SIGKILL)
     wait_for(run.ends)
     assert [*run.ends().values()] == [["killed"]]
@@ -168,31 +170,28 @@ def test_a_killed_rank_costs_its_member_alone_a_step_and_a_killed_step_is_starte
     steps = run.cluster.run("squeue", "--noheader", "--steps", "--format=%i", f"--jobs={job}").split()
     (agents,) = [step for step in steps if step.rpartition(".")[2].isdigit()]
     run.cluster.run("scancel", "--signal=KILL", agents)
-    assert run.finish() == ["finished"]
+    shown = run.cluster.run("scontrol", "show", "job", run.jobs()[1].batch_id)
+    assert f"Dependency=afterany:{job}" in shown
+    assert run.finish() == ["finished", "cancelled"]
     # A rank may die, and be started again, before its agent dies.
     killed = {name: ends.count("killed") - (name == again) for name, ends in run.ends().items()}
     assert {*killed.values()} <= {1, 2}
     assert killed.keys() == set(MEMBERS)
 
 
-def test_a_node_that_dies_under_the_script_ends_the_job(run):
-    """Slurm lets the job of `--no-kill` hold its other nodes: an agent there cancels it."""
-    run.submit()
-    job = run.in_training()
-    lost, *_ = nodes_of(run.cluster, job)
-    run.cluster.crash_node(lost)
-    try:
-        assert run.finish() == ["cancelled", "finished"]
-    finally:
-        run.cluster.boot_node(lost)
+def test_a_requeued_job_goes_on_and_a_lost_one_that_wakes_beside_its_requeued_self_ends(run):
+    """An administrator requeues it, as hetctl has asked Slurm not to.
 
-
-def test_a_lost_job_that_wakes_beside_its_requeued_self_ends(run):
-    """All its nodes stand still until it trains again on others, and are cut off from Slurm as they wake."""
+    Later all its nodes stand still until it trains again on others, and are cut off from Slurm as they wake.
+    """
     run.train_for(1.0)
     run.submit()
     job = run.in_training()
+    trained = max(map(len, run.epochs().values()))
     run.cluster.run("scontrol", "update", f"jobid={job}", "requeue=1")
+    run.cluster.run("scontrol", "requeue", job)
+    wait_for(lambda: "Restarts=1" in run.cluster.run("scontrol", "show", "job", job))
+    wait_for(lambda: min(map(len, run.epochs().values())) > trained, TRAINED_S)
     nodes, lost = nodes_of(run.cluster, job), driver_of(run.project.home.run(RUN).path)
     trained = max(map(len, run.epochs().values()))
     try:
@@ -212,22 +211,28 @@ def test_a_lost_job_that_wakes_beside_its_requeued_self_ends(run):
     run.check()
 
 
-def test_a_node_that_dies_takes_its_own_ranks_alone(run):
+def test_a_node_that_dies_under_the_script_ends_the_job_and_another_takes_its_own_ranks_alone(run):
+    """Slurm lets the job of `--no-kill` hold its other nodes: an agent there cancels it."""
+    run.train_for(0.6)
     run.submit()
-    job = run.in_training()
-    lost = nodes_of(run.cluster, job)[-1]
-    on_it = {e.data["member"] for e in run.project.driver_events(RUN) if lost in nodes_in(e)}
-    run.cluster.crash_node(lost)
+    first, *_ = nodes_of(run.cluster, run.in_training())
+    run.cluster.crash_node(first)
     try:
-        assert run.finish() == ["finished"]
-        failed = [e for e in run.project.driver_events(RUN) if e.kind == "node_failed"]
-        assert {node for event in failed for node in event.data["nodes"]} == {lost}
-        assert {name for name, ends in run.ends().items() if "node-failure" in ends} == on_it
-        assert all("killed" not in ends for ends in run.ends().values())
-        later = [e for e in run.project.driver_events(RUN) if e.kind == "task_started"][-1]
-        assert lost not in nodes_in(later)
+        wait_for(lambda: run.project.is_over() or len(run.started()) == 2 * len(MEMBERS), seconds=TRAINED_S)
+        lost = nodes_of(run.cluster, run.jobs()[-1].batch_id)[-1]
+        on_it = {e.data["member"] for e in run.started()[len(MEMBERS) :] if lost in nodes_in(e)}
+        run.cluster.crash_node(lost)
+        try:
+            assert run.finish() == ["cancelled", "finished"]
+        finally:
+            run.cluster.boot_node(lost)
     finally:
-        run.cluster.boot_node(lost)
+        run.cluster.boot_node(first)
+    failed = [e for e in run.project.driver_events(RUN) if e.kind == "node_failed"]
+    assert {node for event in failed for node in event.data["nodes"]} == {lost}
+    assert {name for name, ends in run.ends().items() if "node-failure" in ends} == on_it
+    assert all("killed" not in ends for ends in run.ends().values())
+    assert lost not in nodes_in(run.started()[-1])
 
 
 def test_a_node_whose_agent_connects_late_is_used_from_then_on(run, tmp_path):
@@ -253,23 +258,17 @@ def nodes_in(event):
     return {place["node"] for place in event.data.get("placement", ())}
 
 
-def test_a_controller_that_is_away_for_half_a_minute(run):
-    run.submit()
-    run.in_training()
-    run.cluster.stop_controller()
-    time.sleep(30)
-    run.cluster.start_controller()
-    run.finish()
-
-
-def test_a_job_on_a_drained_node_finishes_though_the_controller_is_restarted(run):
+def test_a_job_on_a_drained_node_ends_while_the_controller_is_away(run):
+    """The controller is restarted, too, while the job trains."""
     run.submit()
     job = run.in_training()
     node = nodes_of(run.cluster, job)[0]
     run.cluster.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
     try:
-        run.cluster.stop_controller()
-        run.cluster.start_controller()
+        for seconds in (0, 30):
+            run.cluster.stop_controller()
+            time.sleep(seconds)
+            run.cluster.start_controller()
         assert run.finish() == ["finished"]
         assert {event.source for event in run.project.driver_events(RUN)} == {DRIVER}
     finally:
@@ -288,27 +287,6 @@ def test_a_preempted_job_makes_way_and_is_followed_by_the_next(run):
     assert run.cluster.run("sacct", "-XPnj", urgent, "--format=State").strip() == "COMPLETED"
 
 
-def test_an_external_requeue_is_refused_or_continues_the_job(run):
-    """An administrator may requeue what hetctl has asked Slurm not to requeue."""
-    run.submit()
-    job = run.in_training()
-    run.cluster.run("scontrol", "update", f"jobid={job}", "requeue=1")
-    run.cluster.run("scontrol", "requeue", job)
-    wait_for(lambda: "Restarts=1" in run.cluster.run("scontrol", "show", "job", job))
-    wait_for(run.project.is_over, seconds=TRAINED_S)
-    run.check()
-
-
-def test_a_chain_waits_in_the_queue_while_it_trains(run):
-    run.train_for(1.0)
-    run.submit("--chain")
-    run.in_training()
-    first, second = run.jobs()
-    shown = run.cluster.run("scontrol", "show", "job", second.batch_id)
-    assert f"Dependency=afterany:{first.batch_id}" in shown
-    assert run.finish() == ["finished", "cancelled"]
-
-
 def shim(folder, name, lines):
     """Put an executable before the real one on the PATH; ``$REAL`` is that."""
     folder.mkdir(exist_ok=True)
@@ -319,9 +297,10 @@ def shim(folder, name, lines):
 
 
 def test_an_sbatch_that_fails_after_it_has_submitted(slurm_cluster, tmp_path):
-    """Each job is found, and the one after a cancelled one submitted once."""
+    """Each job is found, and the one after a cancelled one submitted once, though accounting is off."""
     lost = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (receive failure)"
     path = shim(tmp_path / "bin", "sbatch", f'"$REAL" "$@" >/dev/null; echo "{lost}" >&2; exit 1')
+    shim(tmp_path / "bin", "sacct", 'echo "Slurm accounting storage is disabled" >&2; exit 1')
     run = Run(slurm_cluster, tmp_path, PATH=path)
     run.submit()
     run.cluster.run("scancel", run.in_training())
@@ -332,14 +311,20 @@ def test_an_sbatch_that_fails_after_it_has_submitted(slurm_cluster, tmp_path):
     clear(slurm_cluster)
 
 
-def test_a_squeue_that_calls_a_living_job_over(slurm_cluster, tmp_path):
-    """The next job starts beside it, and trains when its driver has ended."""
-    lie = tmp_path / "lie"
-    over = f'echo "$(cat {lie})|FAILED|256|None||"; exit 0'
-    path = shim(tmp_path / "bin", "squeue", f'if [ -e {lie} ]; then {over}; fi; exec "$REAL" "$@"')
+def test_a_squeue_that_answers_nothing_and_one_that_calls_a_living_job_over(slurm_cluster, tmp_path):
+    """The next job starts beside the living one, and trains when its driver has ended."""
+    count, lie = tmp_path / "asked", tmp_path / "lie"
+    early = f'[ "$(wc -l <{count})" -gt 3 ] || exit 0'
+    over = f'if [ -e {lie} ]; then echo "$(cat {lie})|FAILED|256|None||"; exit 0; fi'
+    path = shim(tmp_path / "bin", "squeue", f'echo x >>{count}; {early}; {over}; exec "$REAL" "$@"')
+    shim(tmp_path / "bin", "sacct", f'{early}; exec "$REAL" "$@"')
     run = Run(slurm_cluster, tmp_path, PATH=path)
     run.train_for(1.0)
     run.submit()
+    for _ in range(3):
+        # On a slow machine the job has ended well before the third question.
+        assert run.project.here("status", "--json").json["state"] in ("queued", "running", "finished")
+        assert run.project.here("advance", "--json").json["state"] in ("queued", "running", "finished")
     lie.write_text(run.in_training())
     answer = run.project.here("advance", "--json")
     lie.unlink()
@@ -348,47 +333,4 @@ def test_a_squeue_that_calls_a_living_job_over(slurm_cluster, tmp_path):
     run.check()
     started = [e.data["job"] for e in run.project.driver_events(RUN) if e.kind == "job_started"]
     assert started == [0, 1]
-    clear(slurm_cluster)
-
-
-def test_accounting_that_is_off(slurm_cluster, tmp_path):
-    path = shim(tmp_path / "bin", "sacct", 'echo "Slurm accounting storage is disabled" >&2; exit 1')
-    run = Run(slurm_cluster, tmp_path, PATH=path)
-    run.submit()
-    run.cluster.run("scancel", run.in_training())
-    run.finish()
-    clear(slurm_cluster)
-
-
-def test_an_empty_answer_just_after_the_submission(slurm_cluster, tmp_path):
-    count = tmp_path / "asked"
-    script = f'echo x >>{count}; [ "$(wc -l <{count})" -gt 3 ] || exit 0; exec "$REAL" "$@"'
-    path = shim(tmp_path / "bin", "squeue", script)
-    shim(tmp_path / "bin", "sacct", f'[ "$(wc -l <{count})" -gt 3 ] || exit 0; exec "$REAL" "$@"')
-    run = Run(slurm_cluster, tmp_path, PATH=path)
-    run.submit()
-    for _ in range(3):
-        # On a slow machine the job has ended well before the third question.
-        assert run.project.here("status", "--json").json["state"] in ("queued", "running", "finished")
-        assert run.project.here("advance", "--json").json["state"] in ("queued", "running", "finished")
-    assert run.finish() == ["finished"]
-    clear(slurm_cluster)
-
-
-def test_a_program_error_and_full_memory_cost_their_members_alone(slurm_cluster, tmp_path):
-    """The one fails with its log, the other has another batch size."""
-    run = Run(slurm_cluster, tmp_path)
-    trains = f"max_gpus: 1, config: {{epochs: {EPOCHS}, epoch_s: 0.4"
-    text = ENSEMBLE.replace(f"b, {trains}", "b, max_gpus: 1, config: {fail: true")
-    text = text.replace(f"c, {trains}", f"c, batch_size: 64, min_batch_size: 32, {trains}, oom_above: 32")
-    (run.project.path / "ensemble.yaml").write_text(text)
-    assert run.project.here("profile", "import", "rates.csv").code == 0
-    run.submit("--retries", "1")
-    wait_for(lambda: run.project.here("status", "--json").json["state"] == "failed", seconds=TRAINED_S)
-    status = run.project.here("status", "--json").json
-    (failed,) = [member for member in status["members"] if member["state"] == "failed"]
-    assert (failed["member"], failed["reason"]) == ("b", "no such layer")
-    assert run.ends()["b"] == ["program-error"] * 2
-    assert run.ends()["c"] == ["out-of-memory", "finished"]
-    assert {m["state"] for m in status["members"] if m["member"] != "b"} == {"converged"}
     clear(slurm_cluster)

@@ -7,9 +7,11 @@ import shutil
 import sys
 import zlib
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import sharded_ranks
 from led_round import wait_until
 from tiny_networks import ENSEMBLES, MODULES, train_on
 from workbench import ProjectFolder, wait_for
@@ -19,6 +21,7 @@ from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.member_trainer import GENERATORS, PREDICTIONS
 from hetctl.storage.paths import member_folder
 from hetctl.storage.progress_fold import events_in
+from hetctl.storage.run_files import read_spec
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training]
 RANKS, BATCH, SAMPLES = 4, 16, 640
@@ -87,32 +90,28 @@ def test_lockstep_on_two_nodes_reads_each_sample_once(slurm_cluster, tmp_path):
 
 def test_parts_of_a_network_on_two_nodes_go_on_when_one_dies(slurm_cluster, tmp_path):
     """The checkpoint of its four ranks is read by the two that are left: results are those of one rank."""
-    divided = divided_project(slurm_cluster, tmp_path / "divided", "shard: true, min_gpus: 2, max_gpus: 4")
-    whole = divided_project(slurm_cluster, tmp_path / "whole", "max_gpus: 1")
-    assert divided.here("submit", "--gpus", "4", "--time", "10m").code == 0
-    wait_for(lambda: len(losses_of(divided)) >= 2)
-    *_, lost = divided.driver_events("wide-001")[0].data["nodes"]
-    slurm_cluster.crash_node(lost["name"])
-    try:
-        wait_for(lambda: divided.here("status", "--json").json["state"] == "finished")
-    finally:
-        slurm_cluster.boot_node(lost["name"])
-    started = [e.data["placement"] for e in divided.driver_events("wide-001") if e.kind == "task_started"]
-    assert [len(placement) for placement in started] == [2, 1]
-    whole.run("submit", "--gpus", "1", "--time", "10m", "--wait")
-    found, wanted = losses_of(divided), losses_of(whole)
-    assert list(found) == list(wanted) == [1, 2, 3, 4, 5]
-    assert list(found.values()) == pytest.approx(list(wanted.values()), rel=1e-6)
-
-
-def divided_project(cluster, folder, keys):
-    """Make a project of one member with a constant global batch, and these keys."""
-    return project_of(
-        "pytorch", cluster, folder, {"m": RANKS}, epochs=5, config={"rest_s": 0.1},
+    project = project_of(
+        "pytorch", slurm_cluster, tmp_path / "project", {"m": RANKS}, epochs=5, config={"rest_s": 0.1},
         functions={f"{name}_fn": f"sharded_torch:{name}_fn" for name in ("input", "model")}
         | {"train_fn": "sharded_torch:resting_train_fn"},
-        keys=f"global_batch_size: {RANKS * BATCH}, {keys}",
+        keys=f"global_batch_size: {RANKS * BATCH}, shard: true, min_gpus: 2, max_gpus: 4",
     )  # fmt: skip
+    assert project.here("submit", "--gpus", "4", "--time", "10m").code == 0
+    wait_for(lambda: len(losses_of(project)) >= 2)
+    *_, lost = project.driver_events("wide-001")[0].data["nodes"]
+    slurm_cluster.crash_node(lost["name"])
+    try:
+        wait_for(lambda: project.here("status", "--json").json["state"] == "finished")
+    finally:
+        slurm_cluster.boot_node(lost["name"])
+    started = [e.data["placement"] for e in project.driver_events("wide-001") if e.kind == "task_started"]
+    assert [len(placement) for placement in started] == [2, 1]
+    (member,) = read_spec(project.home.run("wide-001")).ensemble.members
+    alone = replace(member, shard=False, config={"rest_s": 0.0})
+    _, (told,) = sharded_ranks.train(tmp_path / "alone", alone, 1, train_fn="resting_train_fn")
+    wanted = [data["metrics"]["loss"] for kind, data in told["events"] if kind == "epoch"]
+    assert losses_of(project) == pytest.approx(dict(enumerate(wanted, 1)), rel=1e-6)
+    assert len(wanted) == 5
 
 
 def losses_of(project):
@@ -124,16 +123,27 @@ def losses_of(project):
 MIGRATE = ("submit", "--planner", "fixed-4", "--gpus", "4", "--time", "10m", "--wait")
 
 
-def test_samples_migrate_until_their_visits_are_equal(slurm_cluster, tmp_path):
-    """The second of two jobs fetches what had migrated; two ranks have 80 samples each, two 240."""
-    parts = tmp_path / "parts"
-    place_images(parts, {0: [0, 1], 1: [2, 3, 4, 5, 6, 7]})
+def test_samples_migrate_on_nodes_that_copy_their_partitions_and_remove_them(slurm_cluster, tmp_path):
+    """Of two jobs the second fetches what had migrated; two ranks have 80 samples each, two 240.
+
+    A file names the partitions; `test_data_stage_in` has how those with a `source` go round the nodes.
+    """
+    shared, disks = tmp_path / "shared", tmp_path / "disks"
+    source, path = f"{shared}/{{partition}}.npz", f"{disks}/$SLURMD_NODENAME/{{partition}}.npz"
+    # Before the job the names of its nodes are unknown: these stand for the first and the second.
+    lines = [
+        f"{n},{path.format(partition=n)},{'one' if n < 2 else 'two'},{source.format(partition=n)}\n"
+        for n in range(8)
+    ]
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "parts.csv").write_text("partition,path,nodes,source\n" + "".join(lines))
     project = project_of(
         "pytorch", slurm_cluster, tmp_path / "project", {"m": RANKS}, epochs=8,
-        functions={"input_fn": "handwriting:part_input_fn", "train_fn": "tiny_torch:paced_train_fn"},
-        partitions=f"{{count: 8, path: '{parts}/$SLURM_NODEID/{{partition}}.npz'}}",
+        functions={"input_fn": "handwriting:staged_input_fn", "train_fn": "tiny_torch:paced_train_fn"},
+        partitions="{file: parts.csv}",
         config={**CONFIG, "seconds": 4 * [0.01], "seen": str(tmp_path / "seen")},
     )  # fmt: skip
+    made = project.here("partition", str(shared), "--json").json
     assert project.here(*MIGRATE[:-1]).code == 0
     wait_until(lambda: len(migrations_of(project)[0]) >= 3)
     assert project.here("cancel").code == 0
@@ -145,42 +155,20 @@ def test_samples_migrate_until_their_visits_are_equal(slurm_cluster, tmp_path):
     assert [each["most"] - each["fewest"] <= 2 for each in visits] == 8 * [True]
     assert sum(each["samples"] for each in migrated) >= first_job + 140
     assert {each["bytes"] // each["samples"] for each in migrated} == {8 * 8 * 4 + 8}
-    nodes = {each[end].split(":")[0] for each in migrated for end in ("source", "target")}
-    assert len(nodes) == 2
+    assert len({each[end].split(":")[0] for each in migrated for end in ("source", "target")}) == 2
     seen = Counter(number for path in tmp_path.glob("seen-*") for number in path.read_text().split())
     assert sum(seen.values()) == 8 * SAMPLES
     assert len(seen) == SAMPLES
     assert max(seen.values()) - min(seen.values()) <= 2
-
-
-def test_nodes_copy_their_partitions_and_remove_them(slurm_cluster, tmp_path):
-    """Those that a file names; `test_data_stage_in` has how partitions with a `source` go round the nodes."""
-    shared, disks = tmp_path / "shared", tmp_path / "disks"
-    source, path = f"{shared}/{{partition}}.npz", f"{disks}/$SLURMD_NODENAME/{{partition}}.npz"
-    # Before the job the names of its nodes are unknown: these stand for the first and the second.
-    lines = [
-        f"{n},{path.format(partition=n)},{('one', 'two')[n % 2]},{source.format(partition=n)}\n"
-        for n in range(8)
-    ]
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project" / "parts.csv").write_text("partition,path,nodes,source\n" + "".join(lines))
-    project = project_of(
-        "pytorch", slurm_cluster, tmp_path / "project", {"m": RANKS},
-        functions={"input_fn": "handwriting:staged_input_fn"}, partitions="{file: parts.csv}",
-    )  # fmt: skip
-    made = project.here("partition", str(shared), "--json").json
-    project.run(*MIGRATE)
-    started, *events = project.driver_events("wide-001")
-    nodes = [node["name"] for node in started.data["nodes"]]
-    staged = {event.data["node"]: event.data for event in events if event.kind == "partitions_staged"}
-    assert {node: data["copied"] for node, data in staged.items()} == {
-        nodes[0]: [0, 2, 4, 6], nodes[1]: [1, 3, 5, 7],
-    }  # fmt: skip
-    assert [(data["kept"], data["errors"]) for data in staged.values()] == [([], []), ([], [])]
-    assert sum(data["bytes"] for data in staged.values()) == sum(p["bytes"] for p in made["files"])
-    visits, _ = migrations_of(project)
-    assert [sum(each["held"]) for each in visits] == [SAMPLES, SAMPLES]
-    assert sorted(path.name for path in disks.iterdir()) == sorted(nodes)
+    events = project.driver_events("wide-001")
+    jobs = [[node["name"] for node in e.data["nodes"]] for e in events if e.kind == "job_started"]
+    staged = [e.data for e in events if e.kind == "partitions_staged"]
+    for nodes, own in zip(jobs, (staged[:2], staged[2:]), strict=True):
+        copied = {data["node"]: data["copied"] for data in own}
+        assert copied == {nodes[0]: [0, 1], nodes[1]: [2, 3, 4, 5, 6, 7]}
+        assert [(data["kept"], data["errors"]) for data in own] == [([], []), ([], [])]
+        assert sum(data["bytes"] for data in own) == sum(part["bytes"] for part in made["files"])
+    assert {path.name for path in disks.iterdir()} == {name for nodes in jobs for name in nodes}
     assert list(disks.glob("*/*")) == list(disks.glob("*/.*")) == []
     assert len(list(shared.iterdir())) == 9
 
@@ -189,17 +177,6 @@ def migrations_of(project):
     """Return the data of the events about visits after each epoch, and of those about migrations."""
     events = events_in(project.home.run("wide-001"))
     return tuple([e.data for e in events if e.kind == kind] for kind in ("sample_accesses", "migration"))
-
-
-def place_images(folder, places):
-    """Write parts of some images, as many samples each, into a folder for each node."""
-    rng = np.random.default_rng(0)
-    x, y = rng.random((SAMPLES, 8, 8, 1), dtype=np.float32), rng.integers(0, 10, SAMPLES)
-    for node, numbers in places.items():
-        (folder / str(node)).mkdir(parents=True)
-        for number in numbers:
-            part = slice(80 * number, 80 * (number + 1))
-            np.savez(folder / str(node) / f"{number}.npz", x=x[part], y=y[part])
 
 
 def _odd(numbers, stream, chunks):

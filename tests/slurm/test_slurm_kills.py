@@ -49,6 +49,8 @@ def restore(project, kept):
 
 def kills(project, kept, command):
     """Kill the command at its steps; return what Slurm has after the next command, kill by kill."""
+    # Processes that are forked from this one need not import what this imports.
+    assert project.here("submit", "--new", "--dry-run").code == 0
     lines = lines_of(project, command)
     for line in spread(lines, KILLS):
         restore(project, kept)

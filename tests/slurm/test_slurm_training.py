@@ -1,4 +1,4 @@
-"""The whole path on a real Slurm: profile, plan, rounds over several jobs, a time limit, a killed step."""
+"""A whole run on a real Slurm: a plan, rounds over several jobs, a time limit, a killed step."""
 
 import json
 import os
@@ -26,6 +26,13 @@ RUN = "crew-001"
 WALL_S = round(scaled(40))
 WHOLE_RUN_S = 900
 
+BATCH_S = scaled(0.1)
+"""The work, too, depends on the machine, so that it does not fit one job."""
+RATES = "member,gpus,rate,samples\n" + "".join(
+    f"{name},{gpus},{gpus * 30 / BATCH_S:.0f},{640 * epochs}\n"
+    for name, most, epochs in (("one-short", 1, 5), ("one-long", 1, 10), ("two", 2, 20), ("four", 4, 45))
+    for gpus in range(1, most + 1)
+)
 SITE = "timeouts: {{lease: 30s}}\nenvironment: {environment}\n"
 
 
@@ -34,7 +41,6 @@ class Story:
     """The project in which everything happened, and what it printed."""
 
     project: ProjectFolder
-    profile: dict
     plan: dict
     status: dict
     killed: str
@@ -52,11 +58,7 @@ class Story:
     def witnesses(self):
         """Return what each rank said when it got hold of its GPU."""
         lines = (self.project.path / "witnesses" / "witness.jsonl").read_text().splitlines()
-        return [record for record in map(json.loads, lines) if record["step"]]
-
-    def witnesses_of_the_run(self):
-        jobs = {job["batch_id"] for job in self.status["jobs"]}
-        return [record for record in self.witnesses() if record["job"] in jobs]
+        return list(map(json.loads, lines))
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +70,16 @@ def story(slurm_cluster, tmp_path_factory):
     cluster = slurm_cluster.environment()
     variables = {name: value for name, value in cluster.items() if name.startswith("OMPI")}
     variables["CREW_WITNESSES"] = str(folder / "witnesses")
-    # The work, too, so that it does not fit one job.
-    variables["CREW_BATCH_S"] = str(scaled(0.1))
+    variables["CREW_BATCH_S"] = str(BATCH_S)
     size = {"HETCTL_GPUS": "4", "HETCTL_TIME": f"{WALL_S}s"}
     lab = slurm_cluster.lab(folder, SITE.format(environment=json.dumps(variables)))
     project = ProjectFolder(folder, environment=lab | size)
-    profile = asked(project, "profile", "--all")
+    (folder / "rates.csv").write_text(RATES)
+    asked(project, "profile", "import", "rates.csv")
     plan = asked(project, "plan")
     asked(project, "submit")
     killed = kill_a_training_rank(project.home.run(RUN))
-    return Story(project, profile, plan, wait_for_the_end(project), killed)
+    return Story(project, plan, wait_for_the_end(project), killed)
 
 
 def kill_a_training_rank(run):
@@ -199,15 +201,15 @@ def test_every_rank_sees_all_gpus_of_its_node(story):
 
 
 def test_a_job_starts_one_step(story):
-    jobs = {record["job"] for record in story.witnesses_of_the_run()}
+    jobs = {record["job"] for record in story.witnesses()}
     assert len(jobs) == len(story.status["jobs"])
-    assert len({(record["job"], record["step"]) for record in story.witnesses_of_the_run()}) == len(jobs)
+    assert len({(record["job"], record["step"]) for record in story.witnesses()}) == len(jobs)
 
 
 def test_ranks_stay_from_round_to_round(story):
     """None is started again in a job but those of the group that was killed."""
     killed = max(e.data["gpus"] for e in story.of("task_started") if e.data["member"] == story.killed)
-    starts = Counter((record["job"], record["gpu"]) for record in story.witnesses_of_the_run())
+    starts = Counter((record["job"], record["gpu"]) for record in story.witnesses())
     assert sum(starts.values()) - len(starts) <= killed
 
 
@@ -217,12 +219,7 @@ def test_ranks_ran_on_the_nodes_that_the_plan_named(story):
         placements = [decode(Placement, place) for place in event.data["placement"]]
         assert len(placements) == -(-event.data["gpus"] // 2)
         planned |= {f"{place.node}-{gpu}" for place in placements for gpu in place.gpus}
-    assert {record["gpu"] for record in story.witnesses_of_the_run()} == planned
-
-
-def test_profiling_went_through_one_job_for_many_points(story):
-    assert len(list(story.project.home.profiles.glob("*/submitit/*_submission.sh"))) == 1
-    assert len(story.profile["points"]) == 8
+    assert {record["gpu"] for record in story.witnesses()} == planned
 
 
 def test_the_plan_keeps_the_contract(story):
