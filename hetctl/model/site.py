@@ -124,6 +124,23 @@ class Container:
 
 
 @dataclass(frozen=True)
+class Purge:
+    """Deletion by the site of files that nobody has used for some days."""
+
+    days: Annotated[int, Key("Days without use after which files are deleted.", ge=1)]
+    folders: Annotated[
+        tuple[Line, ...], Key("Folders where files are deleted, * for any text.", min_length=1)
+    ]
+    touch: Annotated[
+        bool, Key("Let `hetctl advance` renew the times of a run's files, where the site allows that.")
+    ] = False
+
+    def takes(self, *paths: str) -> bool:
+        """Return true if files below one of the paths are deleted."""
+        return any(fnmatch.fnmatch(f"{path}/", each) for path in paths for each in self.folders)
+
+
+@dataclass(frozen=True)
 class NodeType:
     """Nodes with the same type of GPU, on a machine with several types."""
 
@@ -433,6 +450,9 @@ class Site:
             choices=(LEFT_OUT, "group"),
         ),
     ] = LEFT_OUT
+    purge: Annotated[
+        Purge | None, Key("Deletion of files that nobody has used for some days; null: none is known.")
+    ] = None
     host_patterns: Annotated[
         tuple[Line, ...],
         Key("Host names of the login nodes, * for any text, by which the site is detected."),

@@ -29,6 +29,7 @@ EXTENDING = {
     **dict.fromkeys(("clariden", "daint", "delta", "deltaai", "isambard-ai", "jupiter"), "srun"),
     **dict.fromkeys(("juwels-booster", "leonardo", "lonestar6", "marenostrum5", "roihu", "snellius"), "srun"),
     **dict.fromkeys(("stampede3", "vista"), "srun"),
+    "tuolumne": "flux",
     **dict.fromkeys(("aurora", "polaris"), "mpiexec"),
 }
 """Machines whose files have what differs from their batch system's, with their launchers."""

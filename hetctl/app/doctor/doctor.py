@@ -16,6 +16,7 @@ from hetctl.app.doctor.site_checks import (
     command_checks,
     filesystem_of,
     place_check,
+    purge_check,
     run_command,
 )
 from hetctl.app.plan.job_request import job_size
@@ -101,6 +102,8 @@ def examine(
     home = project.home.path
     checks.append(place_check(site, home, filesystem_of(home, MOUNTS.read_text(encoding="utf-8"))))
     checks.append(ability_check(home))
+    if site.purge:
+        checks.append(purge_check(site.purge, home))
     if site.stage:
         checks.append(stage_check(site, home))
     checks += python_checks(site)

@@ -23,7 +23,7 @@ from hetctl.cluster.render import render_job
 from hetctl.inputs.quantities import format_duration
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.errors import BatchSystemError
-from hetctl.model.site import Queue, Site
+from hetctl.model.site import Purge, Queue, Site
 from hetctl.runtime.agent.gpus import gpus_of_node
 
 MEBIBYTE = 2**20
@@ -209,6 +209,15 @@ def ability_check(path: Path) -> CheckResult:
         fix = "set HETCTL_HOME to a folder on another file system"
         return CheckResult(ABILITIES, CheckStatus.FAILED, f"{parent} cannot {'; '.join(failures)}", fix)
     return CheckResult(ABILITIES, CheckStatus.OK, f"{parent} can write, rename, link and lock")
+
+
+def purge_check(purge: Purge, path: Path) -> CheckResult:
+    """Tell whether the site deletes unused files of a folder."""
+    if not purge.takes(str(path)):
+        return CheckResult("purge", CheckStatus.OK, f"{path} is not in {', '.join(purge.folders)}")
+    found = f"files in {path} that nobody has used for {purge.days} days are deleted"
+    renewed = "`hetctl advance` renews their times" if purge.touch else "`hetctl status` says when"
+    return CheckResult("purge", CheckStatus.OK, f"{found}; {renewed}")
 
 
 def _failures(folder: Path) -> Iterator[str]:

@@ -88,6 +88,7 @@ SITE: Mapping[str, ChangeRule] = {
     "stage": _may("each job starts its ranks anew"),
     "stage_folder": _may("each job starts its ranks anew"),
     "shared_with": _may("each command makes its files anew"),
+    "purge": _may("only the warning of it depends on it"),
     "visible_devices": _may("each job starts its ranks anew"),
     "host_patterns": _may("only the detection of the site depends on them"),
     "gpu_memory": _may("only pipelines and members that share GPUs are planned with it"),

@@ -52,6 +52,7 @@ from hetctl.model.values import dataclass
 from hetctl.storage.kept_modules import keep_modules
 from hetctl.storage.lease import release_ended
 from hetctl.storage.patience import PATIENT
+from hetctl.storage.purge import kept_files, renew
 from hetctl.storage.run_files import write_spec
 
 JOB_LOCK_PATIENCE_S = 30.0
@@ -152,6 +153,9 @@ def advance(
         with project.writing(patience_s=patience_s) as catalog:
             record = record_of(catalog, run)
             advanced = _advance(project, catalog, record, after_job)
+            if (purge := record.spec.site.purge) and purge.touch:
+                files = kept_files(project.home.run(record.spec.run), Path(record.spec.checkpoints))
+                renew(files, time.time())
             return replace(_with_queue(project, catalog, advanced), track=record.spec.track)
 
     return PATIENT.call(advance_now)

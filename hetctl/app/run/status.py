@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from hetctl.app.project import Project
 from hetctl.app.run.job_states import (
@@ -27,11 +28,13 @@ from hetctl.model.hops import HopStatus, worker_named
 from hetctl.model.interpreter import frozen_afterwards
 from hetctl.model.job import ENDED, STALLED, STOPPED, UNDER_WAY, Job, JobState, RunReason, run_after
 from hetctl.model.plan import HOPPER
+from hetctl.model.run import RunSpec
 from hetctl.model.run_results import RunSummary
 from hetctl.model.run_status import RunStatus, foremost
 from hetctl.model.searches import SearchStatus
 from hetctl.model.site import Site
 from hetctl.storage.patience import PATIENT
+from hetctl.storage.purge import kept_files, last_uses, purge_warning
 from hetctl.storage.run_files import read_live_metrics
 from hetctl.storage.run_results import known_summary, noted_summary, summary_of
 from hetctl.storage.run_state import RunState, state_in
@@ -89,6 +92,7 @@ class RunWatch:
         self._view: RunView | None = None
         self._visits: VisitLog | None = None
         self._stages: StageLog | None = None
+        self._purge: str | None = None
         self._seen: tuple[Sequence[Job], int] = ((), 0)
         self._answer: tuple[Sequence[Job], str] = ((), "")
         self._asked_at = -math.inf
@@ -130,7 +134,11 @@ class RunWatch:
             self._seen, self._asked_at = news, time.monotonic()
             spec = record.spec
             self._answer = _asked(self._project, spec.run, spec.site, jobs, view.state.facts.jobs)
+        if self._purge is None:
+            self._purge = _purge_warning(self._project, record.spec)
         status = _status(record, *self._answer, view, most, order)
+        if self._purge:
+            status = replace(status, warnings=(*status.warnings, self._purge))
         if self._stages:
             status = replace(status, pipelines=pipeline_statuses(self._stages.refresh(), status.history))
         return replace(status, hops=self._hops(status, record, view)) if self._visits else status
@@ -204,6 +212,15 @@ class RunWatch:
             self._visits = VisitLog(folder, names) if HOPPER in record.spec.phases else None
             self._stages = StageLog(folder, record.spec.pipelines) if record.spec.pipelines else None
         return self._view
+
+
+def _purge_warning(project: Project, spec: RunSpec) -> str:
+    """Return a warning of the site's deletion of a run's files; empty without any, or long before it."""
+    purge, checkpoints = spec.site.purge, Path(spec.checkpoints)
+    if not purge or not purge.takes(str(project.home.path), spec.checkpoints):
+        return ""
+    uses = last_uses(kept_files(project.home.run(spec.run), checkpoints))
+    return purge_warning(purge, uses, time.time())
 
 
 def state_and_summary(project: Project, run: ListedRun) -> tuple[str, RunSummary]:

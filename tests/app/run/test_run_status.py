@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from dataclasses import replace
 
 import click
@@ -20,7 +22,9 @@ from hetctl.cluster.batch.local import LocalBatch
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event
 from hetctl.model.job import Job, JobState, JobStatus
+from hetctl.model.site import Purge
 from hetctl.storage.progress_fold import events_in
+from hetctl.storage.purge import DAY_S
 
 ENSEMBLE = pretending(a="{epochs: 2}", b="{epochs: 2}")
 RUN = "trio-001"
@@ -81,6 +85,14 @@ def job_states(project):
     return [job["state"] for job in project.here("status", "--json").json["jobs"]]
 
 
+def purge_in(project, **fields):
+    """Have the run's site delete files of the project after ten days."""
+    purge = Purge(10, (f"{project.path}/*",), **fields)
+    with Catalog.open(project.home.catalog) as catalog:
+        spec = record_of(catalog, RUN).spec
+        catalog.save_spec(replace(spec, site=replace(spec.site, purge=purge)))
+
+
 def cut_short(project):
     """Leave a run as a crash between the entry of its job and the call of the batch system does."""
     save_last_job(project, JobState.SUBMITTING, batch_id="")
@@ -112,6 +124,21 @@ def test_a_job_in_doubt_is_shown_as_in_doubt_with_the_next_step(project):
     assert (shown["state"], [job["state"] for job in shown["jobs"]]) == ("in-doubt", ["submitting"])
     assert "hetctl advance" in shown["reason"]
     assert "submitting" in project.here("status").stdout
+
+
+def test_status_names_the_day_from_which_the_site_deletes_unused_files(project):
+    purge_in(project)
+    assert project.here("status", "--json").json["warnings"] == []
+    week_ago = time.time() - 7 * DAY_S
+    old = project.home.run(RUN).events_of("a")
+    os.utime(old, (week_ago, week_ago))
+    day = time.strftime("%Y-%m-%d", time.localtime(week_ago + 10 * DAY_S))
+    assert f"of this run from {day} on" in "".join(project.here("status", "--json").json["warnings"])
+    assert day in project.here("status").stdout
+    purge_in(project, touch=True)
+    assert project.here("advance").code == 0
+    assert project.here("status", "--json").json["warnings"] == []
+    assert old.stat().st_mtime == pytest.approx(week_ago, abs=1)
 
 
 @pytest.mark.parametrize("command", ["advance", "submit"])

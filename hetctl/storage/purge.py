@@ -1,0 +1,66 @@
+"""Files of a run that a site deletes when nobody has used them for some days."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from hetctl.model.site import Purge
+from hetctl.storage.paths import RunFolder, member_folder
+
+DAY_S = 86400.0
+WARNED_SHARE = 0.5
+"""Share of the days that is left when a warning begins."""
+
+
+def kept_files(folder: RunFolder, checkpoints: Path) -> Iterator[Path]:
+    """Yield the files without which a run cannot go on, and commands do not open for weeks.
+
+    Parameters
+    ----------
+    checkpoints : Path
+        Folder of all checkpoints.
+    """
+    # Not those at the top of the folder: a lease's time is a sign of life.
+    for place in (folder.events, member_folder(checkpoints, folder.name, "")):
+        for parent, _, names in os.walk(place):
+            yield from (Path(parent, name) for name in names)
+
+
+def last_uses(paths: Iterable[Path]) -> Iterator[float]:
+    """Yield when each file was read or written last, in seconds since the epoch."""
+    for path in paths:
+        try:
+            facts = path.stat()
+        except FileNotFoundError:
+            continue
+        yield max(facts.st_atime, facts.st_mtime)
+
+
+def purge_warning(purge: Purge, uses: Iterable[float], now: float) -> str:
+    """Return a warning with the date from which a run's files are deleted; empty long before it.
+
+    Parameters
+    ----------
+    uses : iterable of float
+        Last use of each file; they and `now` are in seconds since the epoch.
+    """
+    end = min(uses, default=now) + purge.days * DAY_S
+    if end - now > purge.days * DAY_S * WARNED_SHARE:
+        return ""
+    date = time.strftime("%Y-%m-%d", time.localtime(end))
+    return (
+        f"the site deletes files that nobody has used for {purge.days} days, of this run from {date} on:"
+        " let it go on, `hetctl export` it, or copy the project"
+    )
+
+
+def renew(paths: Iterable[Path], now: float) -> None:
+    """Let files count as used now; when they were written stays."""
+    for path in paths:
+        try:
+            os.utime(path, (now, path.stat().st_mtime))
+        except FileNotFoundError:
+            continue
