@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 import textwrap
@@ -20,14 +21,32 @@ GROUP, OTHER = 4321, 4322
 SITE = "extends: local\nshared_with: group\n"
 
 
-@pytest.fixture
-def project(tmp_path):
-    """A project of the group."""
+# acl(5), and linux/posix_acl_xattr.h: version; owner, owning group, another group, mask and others.
+ACL = b"".join(
+    [struct.pack("<I", 2)]
+    + [
+        struct.pack("<HHI", tag, rights, number)
+        for tag, rights, number in (
+            *((0x01, 7, 2**32 - 1), (0x04, 0, 2**32 - 1), (0x08, 7, GROUP)),
+            *((0x10, 7, 2**32 - 1), (0x20, 0, 2**32 - 1)),
+        )
+    ]
+)
+"""List that gives a group, which is not a file's, all rights."""
+
+
+@pytest.fixture(params=["group", "acl"])
+def project(tmp_path, request):
+    """A project of the group, or one that an access control list opens to it."""
     if os.geteuid() != 0:
         pytest.skip("only root can take another user's place")
     made = new_project(tmp_path / "project")
-    os.chown(made.path, 0, GROUP)
+    if request.param == "group":
+        os.chown(made.path, 0, GROUP)
     made.path.chmod(0o2770)
+    if request.param == "acl":
+        for kind in ("access", "default"):
+            os.setxattr(made.path, f"system.posix_acl_{kind}", ACL)
     (made.path / "site-configs").mkdir(exist_ok=True)
     (made.path / "site-configs/lab.yaml").write_text(SITE)
     return made
@@ -39,13 +58,13 @@ def modes(folder):
 
 
 def test_another_user_of_the_group_writes_the_catalog_under_the_lock(project):
-    home = Home(project.path / ".hetctl")
+    home, owner = Home(project.path / ".hetctl"), project.path.stat().st_gid
     home.path.mkdir()
     (home.path / "before").touch(mode=0o600)
     assert project.here("submit", "--dry-run", "--site", "lab", "--gpus", "1").code == 0
     with Catalog.open(home.catalog):
         pass
-    assert modes(home.path) == {(oct(0o42770), GROUP), (oct(0o100660), GROUP)}
+    assert modes(home.path) == {(oct(0o42770), owner), (oct(0o100660), owner)}
     address = home.path / "driver.json"
     write_address(address, Address("h", None, "key"))
     assert address.stat().st_mode & 0o777 == 0o600
@@ -72,5 +91,5 @@ def test_another_user_of_the_group_writes_the_catalog_under_the_lock(project):
     )
     assert done.returncode == 0, done.stderr
     run = home.run("r").path
-    assert (run.stat().st_uid, run.stat().st_gid, oct(run.stat().st_mode)) == (OTHER, GROUP, oct(0o42770))
-    assert modes(home.path) - {(oct(0o100600), GROUP)} == {(oct(0o42770), GROUP), (oct(0o100660), GROUP)}
+    assert (run.stat().st_uid, run.stat().st_gid, oct(run.stat().st_mode)) == (OTHER, owner, oct(0o42770))
+    assert modes(home.path) - {(oct(0o100600), owner)} == {(oct(0o42770), owner), (oct(0o100660), owner)}

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hetctl.cluster.launchers import LAUNCHERS, ResourceSet
+from hetctl.cluster.launchers.flux import SURVIVING
 from hetctl.model.site import MEMBERS, Queue, Site
 
 SITE = Site("s", "flux", "flux", 4, 2, 8, 2**36, (Queue("q"),), environment={"KEY": "a b"}, mpi="cray-pals")
@@ -14,7 +15,8 @@ def test_one_step_has_all_nodes_and_goes_on_without_one() -> None:
     assert found.argv == (
         *("flux", "run", "--job-name=agents", "--nodes=2", "--tasks-per-node=1", "--exclusive"),
         *("--setopt=exit-timeout=none", "--setopt=cpu-affinity=off", "--setopt=gpu-affinity=off"),
-        *("--unbuffered", "--setopt=pmi=cray-pals", "env", "HETCTL_NODE={{node.name}}", "python", "x"),
+        *("--unbuffered", "--setopt=pmi=cray-pals", "env", "HETCTL_NODE={{node.name}}"),
+        *("sh", "-c", SURVIVING, "agent", "python", "x"),
     )
     assert found.environment == {"PYTHONUNBUFFERED": "1", "KEY": "a b"}
 

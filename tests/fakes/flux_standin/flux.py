@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -173,11 +174,21 @@ def run(given, command) -> int:
     if count > len(hosts()):
         raise RefusedError(f"job.exception type=alloc severity=0 unsatisfiable request: need {count} node(s)")
     nodes = [named] if named in hosts() else hosts()[:count]
-    running = [
-        start(node, rank, [word.replace("{{node.name}}", node) for word in command])
-        for rank, node in enumerate(nodes)
-    ]
-    return follow(running, "--setopt" in options and ("--setopt", "exit-timeout=none") in given)
+    running = []
+    with tempfile.TemporaryDirectory() as own:
+        for rank, node in enumerate(nodes):
+            os.environ.update(FLUX_JOB_ID=own, FLUX_TASK_RANK=str(rank))
+            running.append(start(node, rank, [word.replace("{{node.name}}", node) for word in command]))
+        tolerant = ("--setopt", "exit-timeout=none") in given
+        # The loss of a node, here of its processes, ends a step in which all ranks are critical.
+        return follow(running, lambda code: tolerant and (code > 0 or Path(own, "0").exists()))
+
+
+def python(_, words) -> int:
+    """Take a request to the job's own execution: the ranks whose loss ends it."""
+    if "job-exec.critical-ranks" in words[0] and '"ranks": "0"' in words[0]:
+        Path(os.environ["FLUX_JOB_ID"], "0").touch()
+    return 0
 
 
 def job(words) -> int:
@@ -205,6 +216,7 @@ COMMANDS = {
     "jobs": jobs,
     "cancel": cancel,
     "run": run,
+    "python": python,
     "job": lambda _, words: job([*words[:1], *split(words[1:])[1]]),
     "getattr": lambda *_: say(PARENT),
     "resource": lambda *_: say(",".join(hosts())),

@@ -32,7 +32,7 @@ def main(arguments) -> int:
     ]
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: [one.send_signal(n) for one in running])
-    return follow(running, "--no-abort-on-failure" in options)
+    return follow(running, lambda _: "--no-abort-on-failure" in options)
 
 
 def split(arguments):
@@ -69,12 +69,12 @@ def start(host, rank, command):
 
 
 def follow(running, go_on) -> int:
-    """Wait for all; the first that fails ends the others, unless they go on."""
+    """Wait for all; one that fails ends the others, unless they go on after its code."""
     codes = []
     while left := [one for one in running if one.returncode is None]:
         pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
         codes += [one.wait() for one in left if one.pid == pid]
-        if codes and codes[-1] and not go_on:
+        if codes and codes[-1] and not go_on(codes[-1]):
             for one in left:
                 one.send_signal(signal.SIGTERM)
     failed = [code for code in codes if code]

@@ -42,6 +42,19 @@ OUTPUTS = [
         "failure)\nsrun: Check SLURM_JOB_ID environment variable. Expired or invalid job 1",
         "not-launched",
     ),
+    (
+        143,
+        "2.376s: job.exception \u01923Pmjmw5 type=exec severity=0 node failure on n2 (rank 1)\n"
+        "2.376s: flux-shell[0]:  WARN: exception: node failure on n2 (shell rank 1)\n"
+        "flux-job: task(s) Terminated",
+        "node-failure",
+    ),
+    (
+        1,
+        "0.028s: job.exception \u01925wJzJXR type=alloc severity=0 unsatisfiable request: need 2 exclusive "
+        "node(s), only 1 eligible",
+        "node-failure",
+    ),
     (1, f"{UNABLE}: Socket timed out on send/recv operation", "not-launched"),
     (
         1,

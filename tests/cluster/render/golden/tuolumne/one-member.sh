@@ -4,6 +4,7 @@
 # flux: --nodes=1
 # flux: --exclusive
 # flux: --time-limit=7200s
+# flux: --broker-opts=--setattr=tbon.topo=mincrit
 # flux: --output=/shared/ann/digits/.hetctl/runs/digits-001/job-0000.log
 # Written by hetctl: run the rounds of one job, then submit the next job.
 started=$(date +%s)
