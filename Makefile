@@ -22,7 +22,7 @@ horovod: setup-horovod ## build Horovod, for TensorFlow members on several GPUs:
 test: setup-test ## run all tests, those on a real Slurm cluster too
 	@.ci/test
 
-test-docker: ## train the example on a Slurm cluster of Docker containers; needs a Docker engine
+test-docker: ## train the example on Slurm 22.05 and 24.11 in Docker containers; needs a Docker engine
 	@tests/slurm-docker/run
 
 check: setup-test ## lint, types, direction of imports, and that the docs are complete

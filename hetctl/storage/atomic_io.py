@@ -39,9 +39,12 @@ def file_mode(folder: Path) -> int:
 
 def new_folder(path: Path) -> Path:
     """Create a folder in an existing one, with its mode, whatever the umask; FileExistsError if it exists."""
-    path.mkdir(mode=0o700)
-    # mkdir(2) takes no set-group-ID bit, and inherits the group. chmod(2) keeps the entries of an ACL.
-    path.chmod(0o2770 if is_shared(path.parent) else 0o700)
+    shared = is_shared(path.parent)
+    # mkdir(2) inherits the set-group-ID bit and the group. chmod(2) keeps the entries of an ACL, but clears
+    # that bit if the group is not the user's, who got here by such an entry; the umask does not count there.
+    path.mkdir(mode=0o770 if shared else 0o700)
+    if not (shared and is_shared(path)):
+        path.chmod(0o2770 if shared else 0o700)
     return path
 
 

@@ -16,6 +16,7 @@ OVER = ("finished", "failed", "cancelled", "stopped")
 
 def main() -> None:
     """Take the digits example through every command, then ask hetctl and Slurm what became of it."""
+    print(output("sinfo", "--version"), flush=True)
     hetctl("init", "digits", "--example", "digits", cwd=None)
     hetctl("profile", *SITE)
     hetctl("plan", *SITE)
@@ -79,7 +80,7 @@ def members_in_trouble(status: dict[str, Any]) -> list[str]:
     members = status["members"]
     missing = [] if members else ["the run has no members"]
     return missing + [
-        f"{member['member']} is {member['state']}: {member['cause']}"
+        f"{member['member']} is {member['state']}: {member['reason']}"
         for member in members
         if member["state"] != "converged"
     ]
@@ -87,7 +88,7 @@ def members_in_trouble(status: dict[str, Any]) -> list[str]:
 
 def nodes_in_trouble(status: dict[str, Any]) -> list[str]:
     """Name the nodes on which no member trained."""
-    trained = {step["node"] for step in status["steps"]}
+    trained = {task["node"] for task in status["tasks"]}
     return [f"no member trained on {node}" for node in sorted(NODES - trained)]
 
 

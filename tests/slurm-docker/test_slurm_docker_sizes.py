@@ -1,13 +1,15 @@
-"""The Docker cluster has the names and sizes that the site file says."""
+"""The Docker cluster has the names and sizes that the site file says, and goes by what there is."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from hetctl.inputs.site_file import find_site
+from hetctl.model.run_status import MemberStatus, RunStatus
 from hetctl.model.site import Site
 
 FOLDER = Path(__file__).parent
@@ -46,3 +48,18 @@ def test_containers_are_called_as_slurm_calls_them(site: Site) -> None:
     assert set(site.host_patterns) == {options("SlurmctldHost")["SlurmctldHost"]} <= set(hosts)
     assert {f"c{index}" for index in range(1, site.nodes + 1)} <= set(hosts)
     assert "privileged" not in compose.split("services:")[1]
+
+
+def test_the_image_copies_what_is_there() -> None:
+    text = (FOLDER / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = re.findall(r"^COPY (?!.*--from)(.*)$", text, re.MULTILINE)
+    sources = [word for line in lines for word in line.split()[:-1] if not word.startswith("--")]
+    assert [source for source in sources if not (FOLDER.parents[1] / source).exists()] == []
+
+
+@pytest.mark.parametrize(("name", "kind"), [("status", RunStatus), ("member", MemberStatus)])
+def test_the_story_reads_fields_that_statuses_have(name: str, kind: type) -> None:
+    story = (FOLDER / "story.py").read_text(encoding="utf-8")
+    read = set(re.findall(rf"\b{name}\[['\"](\w+)['\"]\]", story))
+    assert read
+    assert read <= {field.name for field in fields(kind)}

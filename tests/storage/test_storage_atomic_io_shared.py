@@ -59,7 +59,7 @@ def modes(folder):
 
 def test_another_user_of_the_group_writes_the_catalog_under_the_lock(project):
     home, owner = Home(project.path / ".hetctl"), project.path.stat().st_gid
-    home.path.mkdir()
+    home.path.mkdir(mode=0o700)
     (home.path / "before").touch(mode=0o600)
     assert project.here("submit", "--dry-run", "--site", "lab", "--gpus", "1").code == 0
     with Catalog.open(home.catalog):
