@@ -40,6 +40,8 @@ LEAST_NORM = 1e-3
 """Norm of a gradient, relative to the largest of the member's, that counts where it is smaller."""
 TRIES = 3
 """Steps that are timed with each width; the first one warms up."""
+MOST_ROWS = 1.25
+"""Rows of the stacks for each slice, above which smaller ones are formed."""
 LEAST_GAIN = 1.05
 """Rate of the best width over that of members alone, below which they train alone."""
 LEAST_FREE = 0.2
@@ -241,6 +243,8 @@ def _settings(module: torch.nn.Module) -> dict[str, Any]:
 class Stack:
     """Slices in the rows of shared tensors; it changes no slice's results but by rounding.
 
+    Rows of slices that have left are free for others.
+
     Parameters
     ----------
     as_trial : bool
@@ -248,7 +252,7 @@ class Stack:
     """
 
     def __init__(self, slices: Sequence[Slice], *, as_trial: bool = False) -> None:
-        self.slices = tuple(slices)
+        self.slices: list[Slice | None] = [*slices]
         first = slices[0]
         self._model, self._loss = first.parts.model, first.parts.loss
         self._rule = RULES[type(first.parts.optimizer)]
@@ -267,29 +271,47 @@ class Stack:
         self._updates: dict[int, list[Update]] = {}
         self._steps: dict[int, torch.Tensor] = {}
         for row, one in enumerate(() if as_trial else slices):
-            one.stack = self
-            for tensor, values in zip(trained[row], self._values, strict=True):
-                tensor.data, tensor.grad = values.detach()[row], None
-            for tensor, values in zip(one.constants.values(), self._constants, strict=True):
-                tensor.data = values[row]
+            self._hold(row, one)
+
+    def put(self, member: Slice) -> None:
+        """Put a slice into a free row."""
+        row = self.slices.index(None)
+        self.slices[row], self._dropouts[row] = member, dropouts_in(member.parts.model)
+        for tensor, part in self._own(row, member):
+            part.copy_(tensor.detach())
+        self._hold(row, member)
+
+    def release(self, member: Slice) -> None:
+        """Give a slice tensors of its own again."""
+        self.publish(member)
+        row = self.slices.index(member)
+        self.slices[row] = member.stack = None
+        for tensor, _ in self._own(row, member):
+            tensor.data = tensor.data.clone()
+
+    def _hold(self, row: int, member: Slice) -> None:
+        """Make a slice's tensors views of its row."""
+        member.stack = self
+        for tensor, part in self._own(row, member):
+            tensor.data, tensor.grad = part, None
+        # Now, and not in the first step, whose time may count.
+        self._updates[row] = self._updates_of(row, member.parts.optimizer)
+        taken = [float(state.get("step", 0.0)) for state in member.parts.optimizer.state.values()]
+        # The kernels want it in this type, and on the device.
+        self._steps[row] = torch.tensor(max(taken, default=0.0), device=self._rows.device).float()
+
+    def _own(self, row: int, member: Slice) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield a slice's tensors, each with its part of a row."""
+        own = (*member.trained.values(), *member.constants.values())
+        return zip(own, (each.detach()[row] for each in (*self._values, *self._constants)), strict=True)
 
     def publish(self, member: Slice) -> None:
         """Write a slice's number of steps into the state of its own optimizer."""
         row = self.slices.index(member)
-        if row not in self._steps:
-            return
         kind = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
         for state in member.parts.optimizer.state.values():
             if "step" in state:
                 state["step"] = self._steps[row].to("cpu", kind, copy=True)
-
-    def dissolve(self) -> None:
-        """Give all slices tensors of their own again."""
-        for one in self.slices:
-            self.publish(one)
-            one.stack = None
-            for tensor in (*one.trained.values(), *one.constants.values()):
-                tensor.data = tensor.data.clone()
 
     def outputs(
         self, rows: Sequence[int], x: Any, y: torch.Tensor, scores: Sequence[Mapping[str, Score]]
@@ -346,6 +368,11 @@ class Stack:
         losses = losses_of(self._loss, outputs, y)
         return losses.detach(), torch.autograd.grad(losses.sum(), values)
 
+    def _in(self, row: int) -> Slice:
+        member = self.slices[row]
+        assert member is not None
+        return member
+
     def all_rows(self) -> tuple[Tensors, Tensors]:
         """Return values and constants of all slices."""
         return self._values, self._constants
@@ -361,20 +388,14 @@ class Stack:
 
     def _update(self, row: int, gradient: torch.Tensor) -> None:
         """Take an optimizer's step."""
-        member = self.slices[row]
-        if row not in self._updates:
-            self._updates[row] = self._updates_of(row)
-            taken = [float(state.get("step", 0.0)) for state in member.parts.optimizer.state.values()]
-            # The kernels want it in this type, and on the device.
-            self._steps[row] = torch.tensor(max(taken, default=0.0), device=gradient.device).float()
-        step, factor = self._steps[row], member.factor()
+        step, factor = self._steps[row], self._in(row).factor()
         step += 1
         for part in self._updates[row]:
             self._rule.update(part.group, factor, part.values, gradient[part.columns], part.moments, step)
 
-    def _updates_of(self, row: int) -> list[Update]:
+    def _updates_of(self, row: int, optimizer: torch.optim.Optimizer) -> list[Update]:
         """Return what an optimizer changes; states that it lacks begin with zeros, as all rules do."""
-        optimizer, found, first = self.slices[row].parts.optimizer, [], 0
+        found, first = [], 0
         for group in optimizer.param_groups:
             columns = slice(first, first + sum(one.numel() for one in group["params"]))
             values, moments, first = self._rows[row, columns], {}, columns.stop
@@ -401,7 +422,7 @@ class Stack:
             self._calls[form] = self._called.dropout_calls(tree_map(lambda leaf: leaf[0], x))
         drawn = []
         for row in rows:
-            with self.slices[row].own_random():
+            with self._in(row).own_random():
                 layers = [each.train() for each in self._dropouts[row]]
                 drawn.append(
                     [
@@ -613,8 +634,8 @@ class TorchFusedSteps(FusedSteps):
 
     def leave(self, name: str, network: FusedNetwork) -> None:
         """Let a member go: its tensors become its own again."""
-        if network.slice.stack:
-            self._dissolve()
+        if stack := network.slice.stack:
+            stack.release(network.slice)
         self._tried.pop(name, None)
         self.refused.pop(name, None)
 
@@ -634,12 +655,28 @@ class TorchFusedSteps(FusedSteps):
             return
         self._arranged = width, slices
         parts = parts_of(len(slices), (1,) * -(-len(slices) // width)) if slices else ()
+        if self._are_in_place(slices, parts, width):
+            return
+        for stack in self._stacks:
+            for one in filter(None, stack.slices):
+                stack.release(one)
         left = iter(slices)
-        groups = [tuple(next(left) for _ in range(part)) for part in parts if part > 1]
-        if groups != [stack.slices for stack in self._stacks]:
-            for stack in self._stacks:
-                stack.dissolve()
-            self._stacks = [Stack(group) for group in groups]
+        groups = [[next(left) for _ in range(part)] for part in parts]
+        self._stacks = [Stack(group) for group in groups if len(group) > 1]
+
+    def _are_in_place(self, slices: Sequence[Slice], parts: Sequence[int], width: int) -> bool:
+        """Put new slices into rows that others have left; return false if other stacks have to be formed."""
+        rows = [stack.slices for stack in self._stacks]
+        held = sum(one is not None for row in rows for one in row)
+        new = [one for one in slices if one.stack is None]
+        # Those that train alone would not fit in; a step with free rows copies the others.
+        if not parts or min(parts) == 1 or len(rows) != len(parts) or held + len(new) != len(slices):
+            return False
+        if max(map(len, rows)) > width or not len(slices) <= sum(map(len, rows)) <= MOST_ROWS * len(slices):
+            return False
+        for one in new:
+            next(stack for stack in self._stacks if None in stack.slices).put(one)
+        return True
 
     def _dissolve(self) -> None:
         self._arrange({}, 1)

@@ -15,8 +15,8 @@ from hetctl.runtime.data.batches import Batches, validation_batches
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sources import ArraySource
-from hetctl.runtime.frameworks import finished, load_framework
-from hetctl.runtime.frameworks.torch_fused import TRIES, Widths
+from hetctl.runtime.frameworks import finished, load_framework, torch_fused
+from hetctl.runtime.frameworks.torch_fused import TRIES, Stack, Widths
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
@@ -185,6 +185,36 @@ def test_a_member_joins_and_another_leaves_and_no_one_notices():
         expected = finished(epochs_of(alone, number, last=last))
         for epoch, other in zip(found[number], expected, strict=True):
             assert epoch == pytest.approx(other, rel=1e-12)
+
+
+def test_a_member_takes_the_row_of_one_that_has_left(monkeypatch):
+    """The fifth ends first; the sixth begins then, and takes its row beside others that have gone on."""
+    formed = []
+    monkeypatch.setattr(
+        torch_fused, "Stack", lambda slices, **given: formed.append(given) or Stack(slices, **given)
+    )
+    configs = [{"rule": ADAM, "options": {"lr": 0.01 * (n + 1)}, "dropout": 0.2} for n in range(6)]
+    networks = {n: built(config, n, FRAMEWORK.build_fused) for n, config in enumerate(configs)}
+    steps, lengths = FRAMEWORK.fused_steps(), (4, 4, 4, 4, 2, 2)
+    steps._widths = Fixed(8)
+    trainings = {n: epochs_of(networks[n], n, last=last) for n, last in enumerate(lengths)}
+    late, fifth = trainings.pop(5), trainings[4]
+
+    def followed():
+        found = yield from fifth
+        trainings[5] = late
+        return found
+
+    trainings[4] = followed()
+    found = together(trainings, networks, steps)
+    for number, last in enumerate(lengths):
+        alone = built(configs[number], number, FRAMEWORK.build)
+        for epoch, other in zip(found[number], finished(epochs_of(alone, number, last=last)), strict=True):
+            assert epoch == pytest.approx(other, rel=1e-12)
+        for name, array in alone.save().items():
+            np.testing.assert_allclose(networks[number].save()[name], array, rtol=1e-12, atol=1e-12)
+    # But for the trial steps, only one at the beginning; all others end together.
+    assert [given for given in formed if not given] == [{}]
 
 
 @pytest.mark.parametrize("first_fused", [True, False])
