@@ -79,10 +79,15 @@ def main():
     parser.add_argument("--batch-size", type=int, default=64, help="samples of a step, of all ranks")
     parser.add_argument("--epochs", type=int, default=5)
     options = parser.parse_args()
-
     cuda = torch.cuda.is_available()
-    device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu")
     dist.init_process_group("nccl" if cuda else "gloo")
+    train(options, torch.device(f"cuda:{os.environ['LOCAL_RANK']}" if cuda else "cpu"))
+    # Once the network is gone: if that is the last to let go of the group, PyTorch may wait for itself.
+    dist.destroy_process_group()
+
+
+def train(options, device):
+    """Train from the checkpoint, if there is one."""
     rank, size = dist.get_rank(), dist.get_world_size()
     seed = int(os.environ.get("HETCTL_SEED", "0"))
     torch.manual_seed(seed)
@@ -113,14 +118,12 @@ def main():
             if stop_requested():
                 if rank == 0:
                     save(network, optimizer, epoch, done, metrics)
-                dist.destroy_process_group()
                 return
         metrics = evaluate(network, rank, size, device)
         epoch, done = epoch + 1, 0
         if rank == 0:
             save(network, optimizer, epoch, done, metrics)
             hetctl.report(epoch=epoch - 1, samples=SAMPLES, **metrics)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from machine_speed import limit
+import yaml
 from workbench import ProjectFolder, wait_for
 
 from hetctl.app.project import start_project
+from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.storage.progress_fold import events_in
 
 pytestmark = pytest.mark.training
@@ -25,87 +28,102 @@ class Example(NamedTuple):
     ----------
     member : str
         Its first member.
-    both, one : str
-        Text in its ensemble file that names the second member too, and what leaves that out.
     gpus : int
         GPUs on which the test starts it.
     classes : int
         Classes that it tells apart.
+    kills : int
+        Times that it is killed.
+    modules : tuple of str
+        What a warm Python imports for it.
     """
 
     member: str
-    both: str
-    one: str
     gpus: int
     classes: int
+    kills: int
+    modules: tuple[str, ...]
 
 
+PYTORCH = ("torch", "lightning.pytorch", "transformers.trainer")
+# What a kill leaves to start from is hetctl's part, whichever the framework: of two ranks, and of one.
 EXAMPLES = {
-    "ddp": Example("resnet-blocks-2", "[2, 3]", "[2]", 2, 4),
-    "hugging-face": Example("bert-hidden-32", "[32, 48]", "[32]", 2, 2),
-    "hydra": Example("wide", "  - {name: deep,", "#", 1, 10),
-    "lightning": Example("cnn-width-8", "[8, 16]", "[8]", 2, 4),
+    "ddp": Example("resnet-blocks-2", 2, 4, 1, PYTORCH),
+    "hugging-face": Example("bert-hidden-32", 2, 2, 0, PYTORCH),
+    "hydra": Example("wide", 1, 10, 1, ("keras",)),
+    "lightning": Example("cnn-width-8", 2, 4, 0, PYTORCH),
 }
-
 LOSSES = {"val_loss", "eval_loss"}
-HARM = """\
+HARM = f"""\
 import os, signal, time
 from pathlib import Path
 
-if os.environ.get("HETCTL_MEMBER") == os.environ.get("HARMED"):
-    from hetctl import script
+from hetctl import script
 
-    plain, folder = script.report, Path(os.environ["HETCTL_CHECKPOINT_DIR"])
+plain = script.report
+
+def report(**said):
+    folder, epoch = Path(os.environ["HETCTL_CHECKPOINT_DIR"]), said["epoch"]
 
     def once(name):
-        mark = folder / name
-        return not mark.exists() and not mark.touch()
+        return not (folder / name).exists() and not (folder / name).touch()
 
-    def report(**said):
-        if os.environ["RANK"] == "0":
-            with (folder / "reports.txt").open("a") as file:
-                print(said["epoch"], os.environ["WORLD_SIZE"], file=file)
-        if str(said["epoch"]) == os.environ.get("KILLED_AT") and once("killed"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        plain(**said)
-        if str(said["epoch"]) == os.environ.get("HELD_AT") and once("held"):
-            while not script.should_stop():
-                time.sleep(0.01)
+    if os.environ["RANK"] == "0":
+        with (folder / "reports.txt").open("a") as file:
+            print(epoch, os.environ["WORLD_SIZE"], file=file)
+    is_killed = os.environ["HETCTL_MEMBER"] in {[each.member for each in EXAMPLES.values() if each.kills]}
+    if epoch == 2 and is_killed and once("killed"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    plain(**said)
+    if epoch == 3 and once("held"):
+        while not script.should_stop():
+            time.sleep(0.01)
 
-    script.report = report
+script.report = report
 """
-"""Module that Python imports at its start: a script dies before a report, or waits until it is told to stop.
+"""Module that warm Pythons import: scripts note their reports, and some die before the second.
 
-It notes its reports.
+All wait after the third until they are told to stop.
 """
 
 
-def project_of(folder: Path, example: str, **harm: str) -> ProjectFolder:
-    """Make a project of an example with its first member alone, which comes to harm."""
-    start_project(folder / "project", example)
-    (folder / "harm").mkdir()
-    (folder / "harm/sitecustomize.py").write_text(HARM)
-    path = os.pathsep.join([str(folder / "harm"), os.environ.get("PYTHONPATH", "")])
+def project_of(folder: Path, example: str) -> ProjectFolder:
+    start_project(folder, example)
     # As in an active virtual environment: commands say `python`.
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = {"HETCTL_SITE": "local", "PYTHONPATH": path, "PATH": programs}
-    environment |= {"HARMED": EXAMPLES[example].member, **harm}
-    project = ProjectFolder(folder / "project", environment=environment)
-    file, rates = project.path / "ensemble.yaml", project.path / "rates.csv"
-    member, both, one, *_ = EXAMPLES[example]
-    assert file.read_text().count(both) == 1
-    file.write_text(file.read_text().replace(both, one))
-    rows = rates.read_text().splitlines()
-    rates.write_text("\n".join(row for row in rows if row.startswith(("member", member))))
-    return project
+    return ProjectFolder(folder, environment={"HETCTL_SITE": "local", "PATH": programs})
 
 
 def import_rates(project: ProjectFolder) -> None:
     assert project.here("profile", "import", "rates.csv").code == 0
 
 
-def run_of(project: ProjectFolder) -> str:
-    return next(path.name for path in (project.path / ".hetctl/runs").iterdir())
+@pytest.fixture
+def project(tmp_path):
+    """A project of the first member of each example."""
+    made, members, rows = project_of(tmp_path / "all", "ddp"), [], ["member,gpus,rate,samples"]
+    for name, example in EXAMPLES.items():
+        own = project_of(tmp_path / name, name).path
+        for script in (*own.glob("*.py"), *own.glob("config.yaml")):
+            shutil.copy(script, made.path)
+        text = yaml.safe_load((own / "ensemble.yaml").read_text())
+        member = read_ensemble(own / "ensemble.yaml").member(example.member)
+        ahead = {"preload": ["harm", *example.modules], "environment": {"HF_HUB_OFFLINE": "1"}}
+        keys = {key: text[key] for key in ("command", "batch_size", "seed", "stop")}
+        members.append(
+            {"name": member.name, "config": dict(member.config), "gpus": example.gpus, **keys, **ahead}
+        )
+        rows += [row for row in (own / "rates.csv").read_text().splitlines() if row.startswith(member.name)]
+    (made.path / "harm.py").write_text(HARM)
+    (made.path / "rates.csv").write_text("\n".join(rows))
+    (made.path / "ensemble.yaml").write_text(
+        json.dumps({"name": "all", "samples_per_epoch": 512, "members": members})
+    )
+    gpus = sum(example.gpus for example in EXAMPLES.values())
+    (made.path / "site.yaml").write_text(f"extends: local\ngpus_per_node: {gpus}\ncores_per_node: {gpus}\n")
+    made.environment["HETCTL_SITE"] = "site.yaml"
+    import_rates(made)
+    return made
 
 
 def reports_of(project: ProjectFolder, member: str) -> list[tuple[int, int]]:
@@ -114,62 +132,31 @@ def reports_of(project: ProjectFolder, member: str) -> list[tuple[int, int]]:
     return [tuple(map(int, line.split())) for line in path.read_text().splitlines()]
 
 
-def hold(project: ProjectFolder, *options: str) -> None:
-    """Submit, wait until the member is held, and cancel the job."""
-    import_rates(project)
-    submitted = project.here("submit", "--json", *options)
-    assert submitted.code == 0, submitted
-    wait_for(lambda: list((project.path / ".hetctl").rglob("held")))
+def test_killed_and_stopped_examples_go_on_with_other_ranks(project):
+    assert project.here("submit", "--json").code == 0
+    wait_for(lambda: len([*(project.path / ".hetctl").rglob("held")]) == len(EXAMPLES))
     assert project.here("cancel", "--json").code == 0
-    wait_for(lambda: any(event.kind == "job_ended" for event in project.driver_events(run_of(project))))
-
-
-@pytest.mark.parametrize(
-    ("name", "harm"),
-    # What a kill leaves to start from is hetctl's part, whichever the framework is.
-    [("hugging-face", {}), ("hydra", {"KILLED_AT": "2"}), ("lightning", {})],
-)
-def test_a_killed_and_stopped_example_goes_on(tmp_path, name, harm):
-    example, project = EXAMPLES[name], project_of(tmp_path, name, HELD_AT="3", **harm)
-    ranks = example.gpus
-    hold(project, "--gpus", str(ranks), "--planner", "static")
-    then = project.here("submit", "--gpus", "1", "--planner", "static", "--wait", "--json")
+    wait_for(lambda: any(event.kind == "job_ended" for event in project.driver_events("all-001")))
+    file = project.path / "ensemble.yaml"
+    file.write_text(file.read_text().replace('"gpus": 2', '"gpus": 1'))
+    then = project.here("submit", "--wait", "--json")
     assert then.code == 0, then
-    assert project.epochs(run_of(project)) == {example.member: [1, 2, 3, 4, 5]}
-    # The report of epoch 2 was lost, and is repeated; that of epoch 3 was not, and is repeated as well.
-    first = [(1, ranks), *[(2, ranks)] * (1 + len(harm)), (3, ranks)]
-    assert reports_of(project, example.member) == [*first, (3, 1), (4, 1), (5, 1)]
-    # A network that guesses has the logarithm of the classes as its loss; ranks must not add theirs up.
-    epochs = [event.data for event in events_in(project.home.run(run_of(project))) if event.kind == "epoch"]
-    losses = [loss for epoch in epochs for key, loss in epoch["metrics"].items() if key in LOSSES]
-    assert len(losses) == 5
-    assert max(losses) < 1.5 * math.log(example.classes)
-
-
-def test_a_killed_example_goes_on_in_the_next_job(tmp_path):
-    project = project_of(tmp_path, "ddp", KILLED_AT="2", HELD_AT="3")
-    import_rates(project)
-    done = project.here("submit", "--gpus", "1", "--time", limit(22), "--wait", "--json")
-    assert (done.code, len(done.json["jobs"]) > 1) == (0, True), done
-    assert project.epochs(run_of(project)) == {EXAMPLES["ddp"].member: [1, 2, 3, 4, 5]}
-    events = events_in(project.home.run(run_of(project)))
-    assert {event.data["reason"] for event in events if event.kind == "stopped"} == {"deadline"}
-    # On a loaded machine the limit may come at another epoch, too: its report is then repeated as well.
-    epochs = [epoch for epoch, _ in reports_of(project, EXAMPLES["ddp"].member)]
-    assert epochs == sorted(epochs)
-    assert min(epochs.count(2), epochs.count(3)) > 1
-
-
-def test_an_example_goes_on_with_other_ranks(tmp_path):
-    project = project_of(tmp_path, "ddp", HELD_AT="2")
-    hold(project, "--gpus", "2", "--planner", "static")
-    then = project.here("submit", "--gpus", "1", "--planner", "static", "--wait", "--json")
-    assert then.code == 0, then
-    assert reports_of(project, EXAMPLES["ddp"].member) == [(1, 2), (2, 2), (2, 1), (3, 1), (4, 1), (5, 1)]
+    run = project.home.run("all-001")
+    told = [event for event in events_in(run) if event.kind == "epoch"]
+    for member, ranks, classes, kills, _ in EXAMPLES.values():
+        # The report of epoch 2 was lost, and is repeated; that of epoch 3 was not, and is repeated as well.
+        first = [(1, ranks), *[(2, ranks)] * (1 + kills), (3, ranks)]
+        assert reports_of(project, member) == [*first, (3, 1), (4, 1), (5, 1)], member
+        epochs = [event.data for event in told if event.source == member]
+        assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3, 4, 5]
+        # A network that guesses has the logarithm of the classes as its loss; ranks must not add theirs up.
+        losses = [loss for epoch in epochs for key, loss in epoch["metrics"].items() if key in LOSSES]
+        assert len(losses) == 5
+        assert max(losses) < 1.5 * math.log(classes)
     # Both ranks have left the epoch after the same step.
-    log = project.home.run(run_of(project)).log_of(EXAMPLES["ddp"].member).read_text()
+    log = run.log_of(EXAMPLES["ddp"].member).read_text()
     (start,) = (line for line in log.splitlines() if line.endswith("on 1 ranks"))
-    assert start in {f"start at sample {done} of epoch 3 on 1 ranks" for done in (64, 128)}
+    assert start in {f"start at sample {done} of epoch 4 on 1 ranks" for done in (64, 128)}
 
 
 def test_a_wrong_key_of_an_example_is_the_cause(tmp_path):
@@ -184,8 +171,7 @@ def test_a_wrong_key_of_an_example_is_the_cause(tmp_path):
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_has_rates_for_its_members(tmp_path, example):
-    start_project(tmp_path, example)
-    project = ProjectFolder(tmp_path, environment={"HETCTL_SITE": "local"})
+    project = project_of(tmp_path, example)
     import_rates(project)
     planned = project.here("plan", "--gpus", "2", "--json")
     assert planned.code == 0, planned
