@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from workbench import ProjectFolder
 
 from hetctl.app.project import IMPORTED_BY, start_project
@@ -22,7 +23,12 @@ def test_an_example_trains_with_two_commands(example, tmp_path):
     assert project.hetctl("init", "it", "--example", example).stdout.endswith("cd it; hetctl submit --wait\n")
     project.path /= "it"
     file = project.path / "ensemble.yaml"
-    file.write_text(file.read_text().replace("max_epochs: 20, expected_epochs: 7", "max_epochs: 1"))
+    text = yaml.safe_load(file.read_text())
+    # Of seven entries the first and the last, which is a grid; or the only one.
+    text["members"] = text["members"][::6]
+    if example != "script":  # whose epochs are short, and which is compared by its reports
+        text["stop"] |= {"max_epochs": 1, "expected_epochs": 1}
+    file.write_text(yaml.safe_dump(text))
     done = project.hetctl("submit", "--wait", "--json")
     assert done.code == 0, done.stderr
     members = done.json["members"]

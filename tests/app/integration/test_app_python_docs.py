@@ -50,9 +50,8 @@ def test_the_lines_are_counted_right_and_hetctl_needs_the_fewest():
 
 
 @pytest.mark.training
-@pytest.mark.parametrize(
-    "tool", ["hetctl", *(pytest.param(tool, marks=pytest.mark.weekly) for tool in TOOLS if TOOLS[tool])]
-)
+@pytest.mark.weekly
+@pytest.mark.parametrize("tool", TOOLS)
 def test_each_program_trains_the_example_and_leaves_its_best_weights(tmp_path, tool):
     """Submitit finds no Slurm on its path, and so runs its jobs here."""
     if missing := [name for name in TOOLS[tool] if find_spec(name) is None]:

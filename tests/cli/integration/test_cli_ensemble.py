@@ -141,7 +141,8 @@ def test_an_ensemble_is_chosen_and_predicts_without_hetctl(tmp_path, framework):
     for way in written:
         done = project.here("ensemble", "nets-001", "--way", way, "-o", way, "--json")
         assert done.code == 0, done.stdout + done.stderr
-    package = {"pytorch": "torch", "tensorflow": "keras"}[framework]
+    # With what its first optimizer would import in each fork.
+    package = {"pytorch": "torch._dynamo", "tensorflow": "keras"}[framework]
     for way, used in zip(written, predicted(tmp_path, written, package), strict=True):
         assert used["rows"] == 300
         assert used["accuracy"] == pytest.approx(ways[way]["fitted_value"], abs=1e-9), way

@@ -193,7 +193,7 @@ def test_pytorch_loads_the_weights_and_gets_the_same_metrics(tmp_path):
         epoch = max(history[member]) if "--last" in options else best[member]
         assert (found["epoch"], found["metrics"]) == (epoch, history[member][epoch])
         files.append(found)
-    for found, metrics in zip(files, loaded(project, files, "torch", WITH_TORCH), strict=True):
+    for found, metrics in zip(files, loaded(project, files, "torch._dynamo", WITH_TORCH), strict=True):
         member, file = found["member"], found["path"]
         assert metrics["val_accuracy"] == found["metrics"]["val_accuracy"], file
         # Two ranks add up the losses of other batches.

@@ -219,22 +219,6 @@ def test_modules_are_imported_once_on_a_node_before_any_rank_starts(tmp_path):
     assert len(pythons) == 1
 
 
-def test_ranks_of_a_script_go_on_in_another_number(tmp_path):
-    rates = "member,gpus,rate,samples\na,1,64,64\na,2,127,64\n"
-    project = project_of(tmp_path, "25", script="own_ddp.py", gpus=2, rates=rates)
-    assert project.here("submit", "--gpus", "2", "--planner", "static", "--json").code == 0
-    wait_for(lambda: project.epochs(RUN))
-    assert project.here("cancel", "--json").code == 0
-    wait_for(lambda: any(event.kind == "job_ended" for event in project.driver_events(RUN)))
-    then = submitted(project, "--planner", "static")
-    assert (then.code, project.epochs(RUN)) == (0, {"a": list(range(1, 26))}), then
-    ranks = [event["metrics"]["ranks"] for event in events(project, "epoch")]
-    assert ranks == sorted(ranks, reverse=True)
-    assert set(ranks) == {1.0, 2.0}
-    losses = [event["metrics"]["val_loss"] for event in events(project, "epoch")]
-    assert losses == sorted(losses, reverse=True)
-
-
 def test_ranks_of_a_script_meet_by_horovod(tmp_path):
     rates = "member,gpus,rate,samples\na,2,100,2\n"
     project = project_of(tmp_path, script="own_horovod.py", gpus=2, rates=rates)
