@@ -145,11 +145,12 @@ def by_layer(network):
     return found
 
 
-def follow_to(spec, folder, name, out):
-    """Follow a run in this process, and write the last state to a file."""
-    run = FollowedRun(RunFolder(folder), spec, name)
-    run.assert_within_bounds()
-    np.savez(out, **run.follow())
+def follow_to(spec, folder, names, out):
+    """Follow these members of a run in this process, and write the last state of each to a file."""
+    for name in names:
+        run = FollowedRun(RunFolder(folder), spec, name)
+        run.assert_within_bounds()
+        np.savez(out / f"{name}.npz", **run.follow())
 
 
 def newest(checkpoints: Path):

@@ -33,20 +33,15 @@ LAYERS = LayerProfile(
 )
 
 
+# Of three minibatches the first of two stages has room for the inputs, and of one for what its layers keep.
+KEPT = LayerProfile(tuple(replace(layer, held_bytes=20_000) for layer in LAYERS.layers))
 MODULES = {"pytorch": "piped_torch", "tensorflow": "piped_keras"}
+SGD = {"optimizer": "momentum", "learning_rate": 0.02, "decay": 0.5}
+ADAM = {"optimizer": "adam", "learning_rate": 0.005}
 
 
-def job_of(tmp_path, config, policy, in_flight, distance=0, slots=4, epochs=2, framework="pytorch",
-    checkpoint=EVERY_EPOCH, layers=LAYERS, memory=2**30, **spec,
-):  # fmt: skip
-    module = MODULES[framework]
-    for name in (module, "handwriting"):
-        shutil.copy(ENSEMBLES / f"{name}.py", tmp_path)
-    stop = StopRule("val_loss", patience=9, max_epochs=epochs)
-    member = Member("m", config, 16, 5, stop, checkpoint=checkpoint)
-    functions = Functions(f"{module}:input_fn", f"{module}:model_fn")
-    ensemble = Ensemble("e", framework, functions, (member,), str(tmp_path))
-    problem = PipelineProblem(
+def problem(policy, in_flight, distance=0, layers=LAYERS, memory=2**30):
+    return PipelineProblem(
         layers=layers,
         memory_bytes={UNNAMED: memory},
         links=Links(1e9, 1.0, 1e-4, 1e-9),
@@ -55,29 +50,38 @@ def job_of(tmp_path, config, policy, in_flight, distance=0, slots=4, epochs=2, f
         waves=Waves(distance),
         in_flight=in_flight,
     )
+
+
+def job_of(tmp_path, members, slots=4, epochs=2, framework="pytorch", checkpoint=EVERY_EPOCH, **spec):
+    """Return a job of members, each by its config and its pipeline."""
+    module = MODULES[framework]
+    for name in (module, "handwriting"):
+        shutil.copy(ENSEMBLES / f"{name}.py", tmp_path)
+    stop = StopRule("val_loss", patience=9, max_epochs=epochs)
+    trained = [
+        Member(name, config, 16, 5, stop, checkpoint=checkpoint) for name, (config, _) in members.items()
+    ]
+    functions = Functions(f"{module}:input_fn", f"{module}:model_fn")
+    ensemble = Ensemble("e", framework, functions, tuple(trained), str(tmp_path))
     job = Job(
         tmp_path,
-        {"m": config},
+        {name: {} for name in members},
         slots=slots,
-        rates={"m": {slots: 500.0}},
+        rates={name: {slots: 500.0} for name in members},
         ensemble=ensemble,
         mode=PIPELINE,
         phases=(PIPELINE,),
-        pipelines={"m": encode(problem)},
+        pipelines={name: encode(pipeline) for name, (_, pipeline) in members.items()},
         **spec,
     )
     job.python = sys.executable
     return job
 
 
-def followed(job):
-    run = FollowedRun(job.run, job.spec, "m")
+def followed(job, name="m"):
+    run = FollowedRun(job.run, job.spec, name)
     run.assert_within_bounds()
     return run
-
-
-SGD = {"optimizer": "momentum", "learning_rate": 0.02, "decay": 0.5}
-ADAM = {"optimizer": "adam", "learning_rate": 0.005}
 
 
 def in_one_process(run, epochs):
@@ -88,29 +92,55 @@ def in_one_process(run, epochs):
     return by_layer(whole)
 
 
-@pytest.mark.parametrize("config", [SGD, ADAM], ids=["momentum", "adam"])
-def test_one_minibatch_in_flight_equals_one_process(tmp_path, config):
-    job = job_of(tmp_path, config, "np", 1)
+TRAINED = {
+    "momentum": (SGD, problem("np", 1)),
+    "adam": (ADAM, problem("np", 1)),
+    "np": (SGD, problem("np", 4)),
+    "ed": (SGD, problem("ed", 2, distance=1)),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A job that has trained members on four slots, one after another."""
+    job = job_of(tmp_path_factory.mktemp("job"), TRAINED)
     job.drive()
     assert job.reason == "finished"
-    arrays, state = newest(checkpoint_folder(job.spec, "m"))
+    return job
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_one_minibatch_in_flight_equals_one_process(trained, name):
+    arrays, state = newest(checkpoint_folder(trained.spec, name))
     assert len(state.epochs) == 2
-    run = followed(job)
-    assert [len(stages) for stages in run.layouts[0].workers] == [4]
+    run = followed(trained, name)
+    (layout,) = run.layouts.values()
+    assert [len(stages) for stages in layout.workers] == [4]
     assert differences(in_one_process(run, 2), arrays, 0.0) == []
     assert state.epochs[-1].metrics["loss"] < state.epochs[0].metrics["loss"]
 
 
+@pytest.mark.parametrize(("name", "workers"), [("np", 1), ("ed", 4)])
+def test_waves_give_the_weights_that_their_log_says(trained, name, workers):
+    arrays, _ = newest(checkpoint_folder(trained.spec, name))
+    run = followed(trained, name)
+    (layout,) = run.layouts.values()
+    assert len(layout.workers) == workers
+    assert differences(run.follow(), arrays, 1e-12) == []
+    (report, *_) = trained.events("stages", name)
+    assert len(report.data["stages"]) == 4
+
+
 def test_learning_rates_go_on_in_other_stages(tmp_path):
     config = {**SGD, "pause_s": 0.02}
-    job = job_of(tmp_path, config, "np", 1, epochs=3)
+    job = job_of(tmp_path, {"m": (config, problem("np", 1))}, epochs=3)
     process = job.start()
     wait_for(lambda: job.events("epoch", "m"), 60)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=120)
     _, state = newest(checkpoint_folder(job.spec, "m"))
     assert len(state.epochs) in (1, 2)
-    later = job_of(tmp_path, config, "np", 1, slots=2, epochs=3)
+    later = job_of(tmp_path, {"m": (config, problem("np", 1))}, slots=2, epochs=3)
     later.drive(number=1)
     arrays, _ = newest(checkpoint_folder(later.spec, "m"))
     run = followed(later)
@@ -118,58 +148,37 @@ def test_learning_rates_go_on_in_other_stages(tmp_path):
     assert differences(in_one_process(run, 3), arrays, 0.0) == []
 
 
-@pytest.mark.parametrize(("policy", "in_flight", "distance"), [("np", 4, 0), ("ed", 2, 1)])
-def test_waves_give_the_weights_that_their_log_says(tmp_path, policy, in_flight, distance):
-    job = job_of(tmp_path, SGD, policy, in_flight, distance)
-    job.drive()
-    arrays, _ = newest(checkpoint_folder(job.spec, "m"))
-    run = followed(job)
-    assert len(run.layouts[0].workers) == {"np": 1, "ed": 4}[policy]
-    assert differences(run.follow(), arrays, 1e-12) == []
-    (report, *_) = job.events("stages", "m")
-    assert len(report.data["stages"]) == 4
-
-
 @pytest.mark.parametrize("framework", MODULES)
-def test_stages_without_memory_for_all_passes_recompute_them(tmp_path, framework):
-    # Of three minibatches the first stage has room for the inputs, and of one for what its layers keep.
-    kept = LayerProfile(tuple(replace(layer, held_bytes=20_000) for layer in LAYERS.layers))
-    job = job_of(tmp_path, SGD, "np", 3, slots=2, framework=framework, layers=kept, memory=120_000)
+def test_stages_recompute_passes_that_do_not_fit_and_their_log_says_the_weights(tmp_path, framework):
+    members = {
+        "tight": (SGD, problem("np", 3, layers=KEPT, memory=120_000)),
+        "roomy": (SGD, problem("np", 3)),
+    }
+    job = job_of(tmp_path, members, slots=2, framework=framework)
     job.drive()
     assert job.reason == "finished"
-    (layout,) = layouts_of(events_in(job.run), "m").values()
-    assert [[plan.recomputes for plan in stages] for stages in layout.workers] == [[True, False]]
-    arrays, _ = newest(checkpoint_folder(job.spec, "m"))
     # TensorFlow takes its number of threads once in a process.
-    process = fork(follow_to, job.spec, job.run.path, "m", tmp_path / "followed.npz")
+    process = fork(follow_to, job.spec, job.run.path, members, tmp_path)
     process.join(120)
     assert process.exitcode == 0
-    with np.load(tmp_path / "followed.npz") as followed_arrays:
-        assert differences(dict(followed_arrays), arrays, 1e-9) == []
-
-
-def test_keras_waves_give_the_weights_that_their_log_says(tmp_path):
-    job = job_of(tmp_path, SGD, "np", 3, slots=2, framework="tensorflow")
-    job.drive()
-    assert job.reason == "finished"
-    arrays, state = newest(checkpoint_folder(job.spec, "m"))
-    assert state.epochs[-1].metrics["val_accuracy"] > 0.1
-    (layout,) = layouts_of(events_in(job.run), "m").values()
-    assert [len(stages) for stages in layout.workers] == [2]
-    # TensorFlow takes its number of threads once in a process.
-    process = fork(follow_to, job.spec, job.run.path, "m", tmp_path / "followed.npz")
-    process.join(120)
-    assert process.exitcode == 0
-    with np.load(tmp_path / "followed.npz") as followed_arrays:
-        # Terms may be rewritten across the layers of a stage, so that the last bits depend on the cuts.
-        assert differences(dict(followed_arrays), arrays, 1e-9) == []
+    for name in members:
+        (layout,) = layouts_of(events_in(job.run), name).values()
+        assert [[plan.recomputes for plan in stages] for stages in layout.workers] == [
+            [name == "tight", False]
+        ]
+        arrays, state = newest(checkpoint_folder(job.spec, name))
+        assert state.epochs[-1].metrics["loss"] < state.epochs[0].metrics["loss"]
+        with np.load(tmp_path / f"{name}.npz") as followed_arrays:
+            # Terms may be rewritten across the layers of a stage, so that the last bits depend on the cuts.
+            assert differences(dict(followed_arrays), arrays, 1e-9) == []
 
 
 @pytest.mark.parametrize(
     ("of", "checkpoint"), [("first", EVERY_EPOCH), ("last", CheckpointInterval(4, STEPS))]
 )
 def test_a_killed_stage_costs_the_waves_since_a_checkpoint(tmp_path, of, checkpoint):
-    job = job_of(tmp_path, {**SGD, "pause_s": 0.15}, "np", 2, checkpoint=checkpoint)
+    members = {"m": ({**SGD, "pause_s": 0.15}, problem("np", 2))}
+    job = job_of(tmp_path, members, checkpoint=checkpoint)
     process = job.start()
     wait_for(lambda: any(e.data["part_samples"] for e in job.events("checkpoint", "m")), 60)
     ranks = ranks_of(job.run.path)
@@ -185,7 +194,8 @@ def test_a_killed_stage_costs_the_waves_since_a_checkpoint(tmp_path, of, checkpo
 
 
 def test_the_next_job_goes_on_with_other_stages(tmp_path):
-    job = job_of(tmp_path, {**SGD, "pause_s": 0.1}, "np", 2)
+    config = {**SGD, "pause_s": 0.1}
+    job = job_of(tmp_path, {"m": (config, problem("np", 2))})
     process = job.start()
     wait_for(lambda: any(e.data["part_samples"] for e in job.events("checkpoint", "m")), 60)
     process.send_signal(signal.SIGTERM)
@@ -193,7 +203,7 @@ def test_the_next_job_goes_on_with_other_stages(tmp_path):
     assert job.reason == "signal"
     _, state = newest(checkpoint_folder(job.spec, "m"))
     assert 0 < state.part_samples < 640
-    later = job_of(tmp_path, {**SGD, "pause_s": 0.1}, "ed", 2, distance=1, slots=2)
+    later = job_of(tmp_path, {"m": (config, problem("ed", 2, distance=1))}, slots=2)
     later.drive(number=1)
     assert later.reason == "finished"
     arrays, state = newest(checkpoint_folder(later.spec, "m"))
