@@ -59,11 +59,14 @@ def weights(job, name):
     return CheckpointFolder(checkpoint_folder(job.spec, name)).load().arrays
 
 
-@pytest.mark.parametrize("framework", MODULES)
-def test_whom_a_rank_trained_before_makes_no_difference(tmp_path, framework):
+@pytest.mark.parametrize(("framework", "launch"), [("tensorflow", NODES), ("pytorch", MEMBERS)])
+def test_whom_a_rank_trained_before_makes_no_difference(tmp_path, framework, launch):
+    """Ranks stay, but for those in a member's own step, each of whose starts counts in full."""
     last = member("last", seed=4, units=24, dropout=0.2)
     long = real_job(tmp_path / "long", framework, (member("first"), member("second", batch_norm=True), last))
-    short = real_job(tmp_path / "short", framework, (last,))
+    others = (member("other", max_gpus=2),) if launch == MEMBERS else ()
+    site = replace(SITE, launch=launch)
+    short = real_job(tmp_path / "short", framework, (last, *others), slots=1 + len(others), site=site)
     for job in (long, short):
         assert "ended: finished" in job.drive()
     assert len(long.rounds()) == 3
@@ -76,25 +79,27 @@ def test_whom_a_rank_trained_before_makes_no_difference(tmp_path, framework):
     assert ours.keys() == theirs.keys()
     for name, array in ours.items():
         assert np.array_equal(array, theirs[name]), name
+    for name in ("last", "other") if others else ():
+        assert restart_s(short, name) == startup_s(short, name)
+
+
+def on_both(each):
+    """Return a member that trains on two slots alone."""
+    return replace(each, min_gpus=2, max_gpus=2)
 
 
 def test_ranks_train_one_network_in_parts_after_another(tmp_path):
-    first, last = (
-        replace(member(name, seed=4, max_gpus=2, batch_norm=True), shard=True, min_gpus=2)
-        for name in ("first", "last")
+    whole, *parted = (on_both(member(name, seed=4, batch_norm=True)) for name in ("whole", "first", "last"))
+    members = (*(replace(one, shard=True) for one in parted), whole)
+    job = real_job(tmp_path / "job", "pytorch", members, slots=2)
+    assert "ended: finished" in job.drive()
+    first, last, whole = (
+        [event.data["metrics"] for event in job.events("epoch", one.name)] for one in members
     )
-    long = real_job(tmp_path / "long", "pytorch", (first, last), slots=2)
-    whole = real_job(tmp_path / "whole", "pytorch", (replace(last, shard=False),), slots=2)
-    for job in (long, whole):
-        assert "ended: finished" in job.drive()
-    losses = [
-        [event.data["metrics"] for event in job.events("epoch", name)]
-        for job, name in ((long, "first"), (long, "last"), (whole, "last"))
-    ]
-    assert losses[0] == losses[1]
-    for ours, theirs in zip(losses[1], losses[2], strict=True):
+    assert first == last
+    for ours, theirs in zip(last, whole, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
-    names = {path.name for path in checkpoint_folder(long.spec, "last").glob("*.shards")}
+    names = {path.name for path in checkpoint_folder(job.spec, "last").glob("*.shards")}
     assert len(names) == 2
 
 
@@ -113,39 +118,29 @@ def test_an_edit_does_not_change_the_members_that_train(tmp_path):
     assert job.trained("one") == [1, 2]
 
 
-def test_a_member_in_its_own_step_counts_each_start_in_full(tmp_path):
-    members = (member("one"), member("other", seed=4, max_gpus=2))
-    jobs = {
-        launch: real_job(tmp_path / launch, "pytorch", members, slots=2, site=replace(SITE, launch=launch))
-        for launch in (NODES, MEMBERS)
-    }
-    for job in jobs.values():
-        assert "ended: finished" in job.drive()
-    ours, theirs = (weights(job, "one") for job in jobs.values())
-    assert all(np.array_equal(array, theirs[name]) for name, array in ours.items())
-    for name in ("one", "other"):
-        assert restart_s(jobs[MEMBERS], name) == startup_s(jobs[MEMBERS], name)
-
-
-@pytest.mark.parametrize(
-    ("framework", "how", "rank"),
-    [("tensorflow", "raise", 1), ("tensorflow", "kill", 0), ("pytorch", "raise", 0), ("pytorch", "kill", 1)],
-)
-def test_a_group_is_formed_again_after_the_loss_of_a_rank(tmp_path, framework, how, rank):
-    fragile = member("fragile", max_gpus=2, how=how, rank=rank, done=str(tmp_path / "done"))
-    job = real_job(tmp_path / "job", framework, (fragile,), slots=2, train_fn="fragile_train_fn")
+@pytest.mark.parametrize(("framework", "to_raise", "to_die"), [("tensorflow", 1, 0), ("pytorch", 0, 1)])
+def test_a_group_is_formed_again_after_the_loss_of_a_rank(tmp_path, framework, to_raise, to_die):
+    members = [
+        on_both(member(how, how=how, rank=rank, done=str(tmp_path / how)))
+        for how, rank in (("raise", to_raise), ("kill", to_die))
+    ]
+    job = real_job(tmp_path / "job", framework, tuple(members), slots=2, train_fn="fragile_train_fn")
     assert "ended: finished" in job.drive()
-    first, second = job.events("task_ended")
-    assert first.data["reason"] == {"raise": "program-error", "kill": "killed"}[how]
-    assert second.data["reason"] == "finished"
-    errors = [event.data["error"] for event in job.events("failed", "fragile")]
-    assert errors == (["ValueError: this rank has had enough"] if how == "raise" else [])
+    ends = [(event.data["member"], event.data["reason"]) for event in job.events("task_ended")]
+    assert [reason for name, reason in ends if name == "raise"] == ["program-error", "finished"]
+    assert [reason for name, reason in ends if name == "kill"] == ["killed", "finished"]
+    errors = [[event.data["error"] for event in job.events("failed", one.name)] for one in members]
+    assert errors == [["ValueError: this rank has had enough"], []]
 
 
 @pytest.mark.parametrize("framework", MODULES)
 def test_a_killed_group_goes_on_within_its_epoch(tmp_path, framework):
-    long = replace(member("long", max_gpus=2, pause_s=0.1), checkpoint=CheckpointInterval(3, STEPS))
-    job = real_job(tmp_path / "job", framework, (long,), slots=2, train_fn="fit_train_fn")
+    """Another member like the killed one trains in the same job without a fault."""
+    long, whole = (
+        replace(on_both(member(name, pause_s=0.1)), checkpoint=CheckpointInterval(3, STEPS))
+        for name in ("long", "whole")
+    )
+    job = real_job(tmp_path / "job", framework, (long, whole), slots=2, train_fn="fit_train_fn")
     process = job.start()
     wait_for(lambda: len(job.events("checkpoint", "long")) >= 2, 90)
     os.kill(ranks_of(job.run.path)[0], signal.SIGKILL)
@@ -156,10 +151,8 @@ def test_a_killed_group_goes_on_within_its_epoch(tmp_path, framework):
     assert second["epochs"] == 0
     assert second["part_samples"] >= 2 * 3 * 64
     assert second["part_samples"] % (3 * 64) == 0
-    assert job.trained("long") == [1, 2]
-    whole = real_job(tmp_path / "whole", framework, (long,), slots=2, train_fn="fit_train_fn")
-    assert "ended: finished" in whole.drive()
-    ours, theirs = weights(job, "long"), weights(whole, "long")
+    assert job.trained("long") == job.trained("whole") == [1, 2]
+    ours, theirs = weights(job, "long"), weights(job, "whole")
     assert all(np.array_equal(array, theirs[name]) for name, array in ours.items())
 
 
