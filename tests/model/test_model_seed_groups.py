@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from hetctl.model.seed_groups import QUANTILES, Spread, groups_of, paired, spread_of
 
@@ -15,6 +14,8 @@ values = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=40)
 
 @given(values)
 def test_the_interval_is_that_of_students_t(found):
+    from scipy import stats
+
     spread = spread_of(found)
     assert spread is not None
     error = np.std(found, ddof=1) / len(found) ** 0.5

@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ortools.sat.python import cp_model
 
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
@@ -70,6 +69,8 @@ times = st.dictionaries(st.integers(1, 12), st.floats(0.1, 1000.0), min_size=1).
 
 def optimum(seconds: list[dict[int, int]], gpus: int) -> int:
     """The least makespan in whole seconds, by a model of its own."""
+    from ortools.sat.python import cp_model
+
     model = cp_model.CpModel()
     horizon = sum(min(options.values()) for options in seconds)
     last = model.new_int_var(0, horizon, "")

@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -74,6 +73,8 @@ def test_each_program_trains_the_example_and_leaves_its_best_weights(tmp_path, t
 
 def accuracy_of(file):
     """Return the validation accuracy of a network with these weights."""
+    import torch
+
     shown: dict[str, object] = {}
     exec(DIGITS.read_text(), shown)
     state = torch.load(file, weights_only=True)

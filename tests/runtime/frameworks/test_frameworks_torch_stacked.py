@@ -8,6 +8,8 @@ from torch import nn
 
 from hetctl.runtime.frameworks.torch_stacked import StackedModule, losses_of
 
+pytestmark = pytest.mark.training
+
 NETWORKS, BATCH = 3, 5
 IMAGES, ROWS, WORDS = (2, 8, 8), (6,), (4, 6)
 

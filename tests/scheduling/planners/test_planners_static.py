@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ortools.sat.python import cp_model
 
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
@@ -147,6 +146,8 @@ def test_the_solver_finds_what_the_lists_miss_and_is_never_worse() -> None:
 @pytest.mark.parametrize("heads", [((0.0,) * 4,) * 4, ((0.0, 0.0, 500.0, 1e6),) + ((0.0,) * 4,) * 3])
 def test_the_solver_starts_from_a_schedule_that_its_model_allows(heads: Heads) -> None:
     """If the hint were refused, the solver would start from nothing without any message."""
+    from ortools.sat.python import cp_model
+
     problem = replace(problem_of(some_members(2, 25, 16), 16, 4), heads=heads)
     hint = search(problem, [], 0.02, seed=0)
     model, solver = IntervalModel(problem, hint), cp_model.CpSolver()

@@ -10,6 +10,7 @@ import time
 import urllib.request
 from contextlib import closing, suppress
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,11 @@ from hetctl.storage.paths import Home
 from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_files import read_spec, write_spec
 
-mlflow = pytest.importorskip("mlflow")
-# MLflow itself uses what SQLAlchemy and others will remove.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+# MLflow is imported by tests alone, as it takes long; it itself uses what SQLAlchemy and others will remove.
+pytestmark = [
+    pytest.mark.skipif(find_spec("mlflow") is None, reason="no MLflow on this machine"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
 
 ENSEMBLE = pretending("duo", 3, a="{epochs: 2, lr: 0.5}", b="{epochs: 3}", c="{fail: true}")
 PATIENCE_S = 120.0
@@ -48,7 +51,9 @@ def forwarder(project):
 
 def shown_at(address):
     """Return the run of a run, and the runs of its members by name, with their metrics by epoch."""
-    client = mlflow.MlflowClient(address)
+    from mlflow import MlflowClient
+
+    client = MlflowClient(address)
     experiment = client.get_experiment_by_name("duo")
     runs = client.search_runs([experiment.experiment_id], "tags.`hetctl.run` LIKE 'duo-001-%'")
     around = [run for run in runs if "hetctl.member" not in run.data.tags]
@@ -87,8 +92,10 @@ def test_a_run_is_nested_by_member_with_its_epochs(project):
 
 
 def test_nothing_new_asks_nobody(project, monkeypatch):
+    from mlflow import MlflowClient
+
     assert project.here("status").code == 5
-    monkeypatch.setattr(mlflow.MlflowClient, "__init__", lambda *_, **__: pytest.fail("MLflow was asked"))
+    monkeypatch.setattr(MlflowClient, "__init__", lambda *_, **__: pytest.fail("MLflow was asked"))
     assert "warning" not in project.here("status").stderr
 
 
@@ -129,9 +136,11 @@ def test_a_killed_command_is_made_up_for(project, forwarder, monkeypatch, tmp_pa
 
         return call
 
+    from mlflow import MlflowClient
+
     with monkeypatch.context() as patch:
         for name in ("create_run", "log_batch", "set_terminated", "create_experiment"):
-            patch.setattr(mlflow.MlflowClient, name, dying(getattr(mlflow.MlflowClient, name)))
+            patch.setattr(MlflowClient, name, dying(getattr(MlflowClient, name)))
         warning = forwarder.send("failed")
         assert warning.endswith("took nothing: no route; the next command sends what it lacks")
         assert forwarder.send("failed") == ""  # told already

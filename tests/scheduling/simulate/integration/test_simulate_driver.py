@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from virtual_job import Conclusion, Round, VirtualPool, VirtualRun, recorded
 
 from hetctl.model.ensemble import Ensemble
@@ -236,7 +237,7 @@ def test_a_failed_start_ends_the_job_and_the_next_one_continues(
 
 SCALE = 2.0**24
 """Samples and rates are multiples of it, so that times and samples are computed without rounding."""
-SCENARIOS = 200
+SCENARIOS = 2 * settings.default.max_examples
 EVERY_PLANNER = [*PLANNERS, "fixed-1", "fixed-2"]
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import statistics
+from pathlib import Path
 
-import bench
 import capes
 import fleet
 import pytest
 import replay
-import results
 
-PAGE = results.PAGE.read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[4] / "docs/results.md").read_text(encoding="utf-8")
 OWN, LOCKSTEP = "each member at its own pace", "every member of a flotilla at the slowest one's pace"
 FIXED = ("fixed-8", "fixed-4", "fixed-2", "fixed-1")
 
@@ -126,9 +125,14 @@ def test_hours_without_contention_agree_with_the_paper() -> None:
 
 
 def test_every_section_has_one_place_in_the_text() -> None:
+    import bench
+    import results
+
     found = re.findall(r"^\$(\w+)$", results.TEXT.read_text(encoding="utf-8"), re.M)
     assert sorted(found) == sorted(name.replace("-", "_") for name in bench.SECTIONS)
 
 
 def test_the_page_is_its_text_around_its_tables() -> None:
+    import results
+
     assert results.filled(results.TEXT.read_text(encoding="utf-8"), results.tables_of(PAGE)) == PAGE
