@@ -116,7 +116,7 @@ extends: slurm
 nodes: 4
 gpus_per_node: 2
 cores_per_node: 8
-memory_per_node: 6000MiB
+memory_per_node: 24000MiB
 queues: [{name: main, max_nodes: 4, max_wall: 1h}]
 """
 
@@ -133,11 +133,12 @@ class SlurmCluster:
     folder : Path
         Absolute, short (see `LONGEST_FOLDER`) and the cluster's own: `start` empties it.
     gpus, cpus, memory_mb : int
-        Of each node, fake all of them.
+        Of each node, fake all of them. Agents look at each rank's memory while this machine uses nearly as
+        much as a node of the site has.
     """
 
     def __init__(
-        self, folder: Path, *, nodes: int = 4, gpus: int = 2, cpus: int = 8, memory_mb: int = 8000
+        self, folder: Path, *, nodes: int = 4, gpus: int = 2, cpus: int = 8, memory_mb: int = 32000
     ) -> None:
         if len(str(folder)) > LONGEST_FOLDER:
             raise ClusterError(f"{folder}: longer than {LONGEST_FOLDER} characters, too long for sockets")

@@ -83,6 +83,11 @@ class Run:
     def started(self):
         return [event for event in self.project.driver_events(RUN) if event.kind == "task_started"]
 
+    def has_begun(self, job):
+        """Whether the driver of a job, counted from 0, has begun."""
+        events = self.project.driver_events(RUN)
+        return any(event.kind == "job_started" and event.data["job"] == job for event in events)
+
     def ends(self):
         """Why steps ended, by member."""
         ends: dict[str, list[str]] = {}
@@ -130,16 +135,6 @@ def clear(cluster):
 def nodes_of(cluster, job):
     names = cluster.run("squeue", "--noheader", "--format=%N", f"--jobs={job}").strip()
     return cluster.run("scontrol", "show", "hostnames", names).split()
-
-
-def test_a_job_at_its_time_limit_is_followed_by_the_next(run):
-    """Slurm looks at its clocks every 30 s, so the members take longer than that."""
-    run.train_for(3.0)
-    run.submit()
-    job = run.in_training()
-    run.cluster.run("scontrol", "update", f"jobid={job}", "EndTime=now+3")
-    states = run.finish()
-    assert states == ["timeout", "finished"]
 
 
 def test_a_job_killed_with_its_script_is_soon_followed(run):
@@ -275,15 +270,20 @@ def test_a_job_on_a_drained_node_ends_while_the_controller_is_away(run):
         run.cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
 
 
-def test_a_preempted_job_makes_way_and_is_followed_by_the_next(run):
+def test_a_preempted_job_makes_way_and_one_at_its_time_limit_is_followed_by_the_next(run, tmp_path):
+    """Slurm looks at its clocks every 30 s: the members wait for the third job."""
+    run.train_for(f"0.4, held_after: 2, until: {tmp_path}/gate")
     run.submit()
     run.in_training()
     urgent = run.cluster.run(
         *("sbatch", "--parsable", "--partition=urgent", "--nodes=4", "--exclusive", "--time=1"),
         *("--output=/dev/null", "--wrap", "sleep 3"),
     ).strip()
-    states = run.finish()
-    assert states[0] == "preempted"
+    wait_for(lambda: run.project.is_over() or run.has_begun(1), seconds=TRAINED_S)
+    run.cluster.run("scontrol", "update", f"jobid={run.jobs()[1].batch_id}", "EndTime=now+3")
+    wait_for(lambda: run.project.is_over() or run.has_begun(2), seconds=TRAINED_S)
+    (tmp_path / "gate").touch()
+    assert run.finish() == ["preempted", "timeout", "finished"]
     assert run.cluster.run("sacct", "-XPnj", urgent, "--format=State").strip() == "COMPLETED"
 
 

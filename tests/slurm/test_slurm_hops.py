@@ -55,7 +55,7 @@ extends: slurm
 nodes: 2
 gpus_per_node: 2
 cores_per_node: 2
-memory_per_node: 6000MiB
+memory_per_node: 24000MiB
 queues: [{{name: main, max_nodes: 2, max_wall: 1h}}]
 python: {python}
 timeouts: {{orphaned: 5s, silence: {silence}, lease: 30s}}

@@ -34,7 +34,7 @@ extends: slurm
 nodes: 2
 gpus_per_node: 2
 cores_per_node: 2
-memory_per_node: 6000MiB
+memory_per_node: 24000MiB
 gpu_memory: 1GB
 links:
   intra_node: {{bytes_per_s: 2.0e9, scaling: 0.8}}

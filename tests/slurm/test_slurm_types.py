@@ -23,7 +23,7 @@ extends: slurm
 nodes: {all}
 gpus_per_node: 2
 cores_per_node: 2
-memory_per_node: 6000MiB
+memory_per_node: 24000MiB
 node_types:
   - {{gpu_type: fast, nodes: {each}, hosts: {fast}}}
   - {{gpu_type: slow, nodes: {each}, hosts: {slow}}}
@@ -38,7 +38,7 @@ environment: {environment}
 ENSEMBLE = """\
 name: types
 framework: pytorch
-functions: {input_fn: tiny_torch:input_fn, model_fn: tiny_torch:model_fn, train_fn: tiny_torch:typed_train_fn}
+functions: {input_fn: MODULE:input_fn, model_fn: MODULE:model_fn, train_fn: MODULE:typed_train_fn}
 stop: {metric: val_loss, target: 1000, expected_epochs: 200, max_epochs: 200}
 members:
 """
@@ -57,9 +57,9 @@ def cluster(slurm_cluster):
         slurm_cluster.run("scontrol", "delete", f"partitionname={name}")
 
 
-def project_of(folder, cluster, config, each=2, **fields):
+def project_of(folder, cluster, config, module="tiny_torch", each=2, **fields):
     """Make a project with one member, on so many nodes of each type."""
-    text = ENSEMBLE + MEMBER.format(config=json.dumps(config))
+    text = ENSEMBLE.replace("MODULE", module) + MEMBER.format(config=json.dumps(config))
     environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
     project = new_project(folder / "project", text, environment=environment, **fields)
     for module in ("tiny_torch", "handwriting"):
@@ -79,7 +79,9 @@ def rates(answer):
 
 def test_a_job_measures_on_one_type_of_gpu(tmp_path, cluster):
     python = python_without_training(tmp_path)
-    project = project_of(tmp_path, cluster, {}, python=python)
+    project = project_of(tmp_path, cluster, {}, module="nets", python=python)
+    with (project.path / "nets.py").open("a") as nets:
+        nets.write("def typed_train_fn(data, model, optimizer, config): ...\n")
     # Slurm gives the job n1 and n2, of different types.
     first = project.here("profile", "--all", "--json")
     assert first.code == 5

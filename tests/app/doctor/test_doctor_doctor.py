@@ -559,7 +559,7 @@ class TestOnSlurm:
             ("main", "mian", "queue mian", "slurm has none of this name"),
             ("nodes: 4, max_wall: 1h}, {", "nodes: 5, max_wall: 1h}, {", "queue main", "takes 4 nodes"),
             ("gpus_per_node: 2", "gpus_per_node: 8", "nodes of main", "none has 8 cores"),
-            ("6000MiB", "9000MiB", "nodes of main", "none has 8 cores, 9000 MiB"),
+            ("6000MiB", "33000MiB", "nodes of main", "none has 8 cores, 33000 MiB"),
         ],
     )
     def test_a_wrong_site_file(self, examine, old, new, check, words):
