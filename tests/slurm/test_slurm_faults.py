@@ -137,23 +137,15 @@ def nodes_of(cluster, job):
     return cluster.run("scontrol", "show", "hostnames", names).split()
 
 
-def test_a_job_killed_with_its_script_is_soon_followed(run):
-    """Without waiting for the lease: that would outlast the test."""
+def test_a_killed_rank_costs_its_member_alone_and_killed_steps_and_scripts_are_soon_followed(run, tmp_path):
+    """Meanwhile the next job of the chain waits in the queue.
+
+    It starts without waiting for the lease of the driver that was killed with its script: that would outlast
+    the test. Members wait for that job.
+    """
     site = run.project.path / "site-configs" / "lab.yaml"
     site.write_text(site.read_text().replace("lease: 10s", "lease: 1h"))
-    run.submit("--chain")
-    run.in_training()
-    driver = driver_of(run.project.home.run(RUN).path)
-    script = driver.parent()
-    script.suspend()
-    driver.kill()
-    script.kill()
-    assert run.finish()[:2] == ["failed", "finished"]
-
-
-def test_a_killed_rank_costs_its_member_alone_a_step_and_a_killed_step_is_started_again(run):
-    """Meanwhile the next job of the chain waits in the queue."""
-    run.train_for(0.8)
+    run.train_for(f"0.4, held_after: 2, until: {tmp_path}/gate")
     run.submit("--chain")
     run.in_training()
     job = run.jobs()[0].batch_id
@@ -165,28 +157,39 @@ def test_a_killed_rank_costs_its_member_alone_a_step_and_a_killed_step_is_starte
     steps = run.cluster.run("squeue", "--noheader", "--steps", "--format=%i", f"--jobs={job}").split()
     (agents,) = [step for step in steps if step.rpartition(".")[2].isdigit()]
     run.cluster.run("scancel", "--signal=KILL", agents)
-    shown = run.cluster.run("scontrol", "show", "job", run.jobs()[1].batch_id)
-    assert f"Dependency=afterany:{job}" in shown
-    assert run.finish() == ["finished", "cancelled"]
+    wait_for(lambda: len(run.started()) >= len(MEMBERS) + 1 + len(MEMBERS))
     # A rank may die, and be started again, before its agent dies.
     killed = {name: ends.count("killed") - (name == again) for name, ends in run.ends().items()}
     assert {*killed.values()} <= {1, 2}
     assert killed.keys() == set(MEMBERS)
+    shown = run.cluster.run("scontrol", "show", "job", run.jobs()[1].batch_id)
+    assert f"Dependency=afterany:{job}" in shown
+    driver = driver_of(run.project.home.run(RUN).path)
+    script = driver.parent()
+    script.suspend()
+    driver.kill()
+    script.kill()
+    (tmp_path / "gate").touch()
+    assert run.finish() == ["failed", "finished", "cancelled"]
 
 
-def test_a_requeued_job_goes_on_and_a_lost_one_that_wakes_beside_its_requeued_self_ends(run):
-    """An administrator requeues it, as hetctl has asked Slurm not to.
-
-    Later all its nodes stand still until it trains again on others, and are cut off from Slurm as they wake.
-    """
-    run.train_for(1.0)
+def test_an_external_requeue_is_refused_or_continues_the_job(run):
+    """An administrator may requeue what hetctl has asked Slurm not to requeue."""
     run.submit()
     job = run.in_training()
-    trained = max(map(len, run.epochs().values()))
     run.cluster.run("scontrol", "update", f"jobid={job}", "requeue=1")
     run.cluster.run("scontrol", "requeue", job)
     wait_for(lambda: "Restarts=1" in run.cluster.run("scontrol", "show", "job", job))
-    wait_for(lambda: min(map(len, run.epochs().values())) > trained, TRAINED_S)
+    wait_for(run.project.is_over, seconds=TRAINED_S)
+    run.check()
+
+
+def test_a_lost_job_that_wakes_beside_its_requeued_self_ends(run):
+    """All its nodes stand still until it trains again on others, and are cut off from Slurm as they wake."""
+    run.train_for(1.0)
+    run.submit()
+    job = run.in_training()
+    run.cluster.run("scontrol", "update", f"jobid={job}", "requeue=1")
     nodes, lost = nodes_of(run.cluster, job), driver_of(run.project.home.run(RUN).path)
     trained = max(map(len, run.epochs().values()))
     try:
@@ -230,7 +233,7 @@ def test_a_node_that_dies_under_the_script_ends_the_job_and_another_takes_its_ow
     assert lost not in nodes_in(run.started()[-1])
 
 
-def test_a_node_whose_agent_connects_late_is_used_from_then_on(run, tmp_path):
+def test_a_late_agent_gets_members_and_a_job_ends_while_the_controller_is_away(run, tmp_path):
     awake = tmp_path / "awake"
     site = run.project.path / "site-configs" / "lab.yaml"
     site.write_text(site.read_text().replace("orphaned: 5s", f"join: {limit(3)}, orphaned: 5s"))
@@ -241,33 +244,25 @@ def test_a_node_whose_agent_connects_late_is_used_from_then_on(run, tmp_path):
     run.submit()
     wait_for(lambda: any(e.kind == "node_failed" for e in run.project.driver_events(RUN)))
     awake.touch()
+    wait_for(lambda: late_starts(run), TRAINED_S)
+    run.cluster.stop_controller()
+    time.sleep(30)
+    run.cluster.start_controller()
     assert run.finish() == ["finished"]
+    assert {event.source for event in run.project.driver_events(RUN)} == {DRIVER}
+
+
+def late_starts(run):
+    """The starts of steps on the node that had failed, from then on."""
     events = run.project.driver_events(RUN)
     (failed,) = {node for e in events if e.kind == "node_failed" for node in e.data["nodes"]}
     at = max(number for number, e in enumerate(events) if e.kind == "node_failed")
-    assert any(e.kind == "task_started" and failed in nodes_in(e) for e in events[at:])
+    return [e for e in events[at:] if e.kind == "task_started" and failed in nodes_in(e)]
 
 
 def nodes_in(event):
     """The nodes of a step that starts; none of any other event."""
     return {place["node"] for place in event.data.get("placement", ())}
-
-
-def test_a_job_on_a_drained_node_ends_while_the_controller_is_away(run):
-    """The controller is restarted, too, while the job trains."""
-    run.submit()
-    job = run.in_training()
-    node = nodes_of(run.cluster, job)[0]
-    run.cluster.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
-    try:
-        for seconds in (0, 30):
-            run.cluster.stop_controller()
-            time.sleep(seconds)
-            run.cluster.start_controller()
-        assert run.finish() == ["finished"]
-        assert {event.source for event in run.project.driver_events(RUN)} == {DRIVER}
-    finally:
-        run.cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
 
 
 def test_a_preempted_job_makes_way_and_one_at_its_time_limit_is_followed_by_the_next(run, tmp_path):
@@ -297,14 +292,25 @@ def shim(folder, name, lines):
 
 
 def test_an_sbatch_that_fails_after_it_has_submitted(slurm_cluster, tmp_path):
-    """Each job is found, and the one after a cancelled one submitted once, though accounting is off."""
+    """Each job is found, and the one after a cancelled one submitted once, though accounting is off.
+
+    That one is on a drained node, and the controller is restarted.
+    """
     lost = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (receive failure)"
     path = shim(tmp_path / "bin", "sbatch", f'"$REAL" "$@" >/dev/null; echo "{lost}" >&2; exit 1')
     shim(tmp_path / "bin", "sacct", 'echo "Slurm accounting storage is disabled" >&2; exit 1')
     run = Run(slurm_cluster, tmp_path, PATH=path)
     run.submit()
     run.cluster.run("scancel", run.in_training())
-    assert run.finish() == ["cancelled", "finished"]
+    wait_for(lambda: run.project.is_over() or run.has_begun(1), seconds=TRAINED_S)
+    node = nodes_of(run.cluster, run.jobs()[1].batch_id)[0]
+    run.cluster.run("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")
+    try:
+        run.cluster.stop_controller()
+        run.cluster.start_controller()
+        assert run.finish() == ["cancelled", "finished"]
+    finally:
+        run.cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
     jobs = run.jobs()
     names = run.cluster.run("squeue", "--noheader", "--states=all", "--format=%j").split()
     assert [names.count(job.name) for job in jobs] == [1] * len(jobs) == [1, 1]
