@@ -67,8 +67,29 @@ def epochs(project, member: str) -> list[int]:
     return project.epochs("duo-001").get(member, [])
 
 
+REFUSED = {
+    ("add",): "run duo-001 has all members of the ensemble file",
+    ("add", "nobody"): "nobody: no run, and no new member of the ensemble file, which has none",
+    ("drop", "a", "b"): "run duo-001 would have no member left",
+    ("drop", "nobody"): "run duo-001 has no member nobody",
+    ("change", "nobody", "--patience", "3"): "run duo-001 has no member nobody",
+    ("change",): "run duo-001 has nothing to change",
+    ("change", "--gpus", "9999"): "9999",
+    ("change", "--gpus", "1", "--nodes", "1"): "give it or --gpus",
+    ("add", "--from-trial", "duo-001"): "'duo-001' names no trial",
+    ("add", "--from-trial", "duo-001:a"): "run duo-001 has no trial 'a' that has begun",
+    ("add", "--name", "x"): "--name goes with --from-trial",
+}
+
+
 def test_members_join_and_leave_a_running_job_in_which_others_are_not_restarted(begin):
+    """What does not fit the run is refused whole, before."""
     project = begin(**MEMBERS)
+    before = read_spec(project.home.run("duo-001"))
+    for arguments, said in REFUSED.items():
+        assert said in project.here(*arguments, "--json").error["message"]
+        assert read_spec(project.home.run("duo-001")) == before, arguments
+        assert not project.home.run("duo-001").events_of("_requests").exists(), arguments
     wait_for(lambda: epochs(project, "a") and epochs(project, "b"))
     write(project, **MEMBERS, c=ENDLESS, d=ENDLESS)
     (change,) = asked(project, "add", "c")["changed"]
@@ -155,30 +176,6 @@ def test_a_finished_run_is_edited_and_continued(begin):
     assert "max_epochs of" not in shown
     write(project, 3, **dict.fromkeys("abc", LIMITED))
     assert "max_epochs of a: 3 (was 4)" in project.here("submit", "--dry-run").stderr
-
-
-REFUSED = {
-    ("add",): "run duo-001 has all members of the ensemble file",
-    ("add", "nobody"): "nobody: no run, and no new member of the ensemble file, which has none",
-    ("drop", "a", "b"): "run duo-001 would have no member left",
-    ("drop", "nobody"): "run duo-001 has no member nobody",
-    ("change", "nobody", "--patience", "3"): "run duo-001 has no member nobody",
-    ("change",): "run duo-001 has nothing to change",
-    ("change", "--gpus", "9999"): "9999",
-    ("change", "--gpus", "1", "--nodes", "1"): "give it or --gpus",
-    ("add", "--from-trial", "duo-001"): "'duo-001' names no trial",
-    ("add", "--from-trial", "duo-001:a"): "run duo-001 has no trial 'a' that has begun",
-    ("add", "--name", "x"): "--name goes with --from-trial",
-}
-
-
-def test_what_does_not_fit_the_run_is_refused_whole(begin):
-    project = begin(**MEMBERS)
-    before = read_spec(project.home.run("duo-001"))
-    for arguments, said in REFUSED.items():
-        assert said in project.here(*arguments, "--json").error["message"]
-        assert read_spec(project.home.run("duo-001")) == before, arguments
-        assert not project.home.run("duo-001").events_of("_requests").exists(), arguments
 
 
 def test_a_trial_becomes_a_member_that_no_file_has(tmp_path):

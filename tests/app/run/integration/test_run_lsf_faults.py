@@ -65,6 +65,20 @@ class Run:
         wait_for(lambda: len(self.project.epochs()) >= 2, 60)
         return job
 
+    def next(self, number) -> str:
+        """Return the id of a further job once it has trained an epoch."""
+
+        def trained():
+            events = events_in(self.project.home.run("trio-001"))
+            started = [
+                event.time for event in events if event.kind == "job_started" and event.data["job"] == number
+            ]
+            return any(event.kind == "epoch" and event.time > start for start in started for event in events)
+
+        # Others end a job whose script then leaves the submission of the next one undone.
+        wait_for(lambda: self.project.is_over() or trained(), 60)
+        return self.jobs()[number].batch_id
+
     def limit(self, job, seconds) -> None:
         """Have LSF leave a running job so much time."""
         (started,) = (one["started"] for one in self.cluster.ask("jobs") if one["id"] == job)
@@ -101,36 +115,17 @@ def run(make_run):
     return make_run()
 
 
-def test_a_job_that_is_killed_by_its_owner(run):
-    """LSF starts with an INT, which no step may take for its own."""
-    job = run.start()
-    assert run.cluster.run("bkill", job).returncode == 0
-    assert run.finish()[0] is JobState.CANCELLED
+def test_jobs_that_others_end_and_one_that_lsf_no_longer_lists(run):
+    """LSF starts with an INT, which no step may take for its own.
 
-
-def test_a_job_that_the_site_ends(run):
-    """`test_batch_lsf_cluster` has the other reasons of LSF."""
-    job = run.start()
-    run.cluster.ask("end", job=job, reason="TERM_PREEMPT: job killed after preemption")
-    assert run.finish()[0] is JobState.PREEMPTED
-    assert run.jobs()[0].reason.startswith("TERM_PREEMPT")
-
-
-def test_a_job_that_lsf_no_longer_lists_while_it_trains(run):
-    job = run.start()
-    run.cluster.ask("hide", job=job, where="everything")
+    `test_batch_lsf_cluster` has its other reasons.
+    """
+    assert run.cluster.run("bkill", run.start()).returncode == 0
+    run.cluster.ask("end", job=run.next(1), reason="TERM_PREEMPT: job killed after preemption")
+    run.cluster.ask("hide", job=run.next(2), where="everything")
     assert run.project.here("status", "--json").code == 0
-    run.finish()
-
-
-def test_the_next_job_waits_behind_the_running_one(run):
-    job = run.start("--chain")
-    wait_for(lambda: len(run.cluster.ask("jobs")) == 2)
-    _, second = run.cluster.ask("jobs")
-    assert (second["fields"]["stat"], "dependency" in second["fields"]["pend_reason"]) == ("PEND", True)
-    script = run.project.home.run("trio-001").job(1).script.read_text()
-    assert f"#BSUB -w 'ended({job})'\n" in script
-    run.finish()
+    assert run.finish()[:2] == [JobState.CANCELLED, JobState.PREEMPTED]
+    assert run.jobs()[1].reason.startswith("TERM_PREEMPT")
 
 
 def test_the_warning_ends_a_job_in_time(run):
@@ -145,6 +140,11 @@ def test_the_limit_of_lsf_ends_a_job(make_run):
     """The script is warned, but has trainers that take too long to leave; the next job waits already."""
     run = make_run(kill_s=0.2, leave_s=60)
     job = run.start("--chain")
+    wait_for(lambda: len(run.cluster.ask("jobs")) == 2)
+    _, second = run.cluster.ask("jobs")
+    assert (second["fields"]["stat"], "dependency" in second["fields"]["pend_reason"]) == ("PEND", True)
+    script = run.project.home.run("trio-001").job(1).script.read_text()
+    assert f"#BSUB -w 'ended({job})'\n" in script
     run.limit(job, 0.5)
     assert run.finish()[0] is JobState.TIMEOUT
     assert run.jobs()[0].reason.startswith("TERM_RUNLIMIT")

@@ -41,8 +41,22 @@ def test_a_member_leaves_a_running_job_and_returns_without_a_restart_of_others(b
     assert len(starts) == 1
 
 
+REFUSED = {
+    ("pause", "b"): "b is converged; hetctl pause is for members that are active or paused",
+    ("retry", "a"): "a is active",
+    ("pause", "a", "nobody"): "run trio-001 has no member nobody",
+    ("resume", "trio-001"): "no member of run trio-001 is named",
+    ("cancel", "nobody"): "no run 'nobody' in the catalog",
+}
+
+
 def test_a_run_ends_without_paused_members_and_is_continued_with_them(begin):
+    """What does not apply to all members is refused whole, before."""
     project = begin(b="{epochs: 2}", c="{epochs: 2}")
+    wait_for(lambda: states(project)["b"] == "converged")
+    for arguments, said in REFUSED.items():
+        assert said in asked(project, *arguments, code=2)["error"]["message"]
+        assert not project.home.run("trio-001").events_of("_requests").exists(), arguments
     asked(project, "pause", "a")
     ended = wait_for(lambda: (s := project.here("status", "--json").json)["state"] == "stopped" and s)
     assert "1 of 3 members paused" in ended["reason"]
@@ -60,20 +74,3 @@ def test_a_failed_member_is_tried_again_in_the_running_job(begin):
     asked(project, "retry", "a")
     wait_for(lambda: len(project.epochs()["a"]) > 2)
     assert states(project)["a"] == "training"
-
-
-REFUSED = {
-    ("pause", "b"): "b is converged; hetctl pause is for members that are active or paused",
-    ("retry", "a"): "a is active",
-    ("pause", "a", "nobody"): "run trio-001 has no member nobody",
-    ("resume", "trio-001"): "no member of run trio-001 is named",
-    ("cancel", "nobody"): "no run 'nobody' in the catalog",
-}
-
-
-def test_what_does_not_apply_to_all_members_is_refused_whole(begin):
-    project = begin(b="{epochs: 1}", c="{epochs: 1}")
-    wait_for(lambda: states(project)["b"] == "converged")
-    for arguments, said in REFUSED.items():
-        assert said in asked(project, *arguments, code=2)["error"]["message"]
-        assert not project.home.run("trio-001").events_of("_requests").exists(), arguments

@@ -21,7 +21,7 @@ from hetctl.storage.visit_fold import VisitLog
 pytestmark = pytest.mark.training
 RUN, PARTS = "found-001", 3
 METHODS = {
-    "asha": {"trials": 6, "epochs": 4, "eta": 2, "parallel": 2},
+    "asha": {"trials": 4, "epochs": 4, "eta": 2, "parallel": 2},
     "pbt": {"trials": 4, "epochs": 6, "every": 2, "mutate": {"learning_rate": {"multiply": [0.5, 2]}}},
 }
 SEARCH = {
