@@ -157,7 +157,12 @@ def test_a_killed_rank_costs_its_member_alone_and_killed_steps_and_scripts_are_s
     steps = run.cluster.run("squeue", "--noheader", "--steps", "--format=%i", f"--jobs={job}").split()
     (agents,) = [step for step in steps if step.rpartition(".")[2].isdigit()]
     run.cluster.run("scancel", "--signal=KILL", agents)
-    wait_for(lambda: len(run.started()) >= len(MEMBERS) + 1 + len(MEMBERS))
+
+    def train_again():
+        starts, ends = [e.data["member"] for e in run.started()], run.ends()
+        return all(starts.count(name) > len(ends.get(name, ())) > (name == again) for name in MEMBERS)
+
+    wait_for(train_again)
     # A rank may die, and be started again, before its agent dies.
     killed = {name: ends.count("killed") - (name == again) for name, ends in run.ends().items()}
     assert {*killed.values()} <= {1, 2}
