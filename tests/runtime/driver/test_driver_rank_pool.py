@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -325,16 +326,17 @@ def test_a_new_agent_counts_energy_from_nothing(job):
     job.end_of("one")
 
 
-@pytest.mark.parametrize("result", sorted(URGENT - {"visited", "saved"}))
-def test_waiting_ends_with_results_and_not_with_heartbeats(job, monkeypatch, result):
+def test_waiting_ends_with_results_and_not_with_heartbeats(job, monkeypatch):
     job.start("first", 0)
     job.end_of("first")
-    arriving = [{}, {"heartbeat": {}}, {"written": 7}, {result: True}, {}]
+    arriving = []
     monkeypatch.setattr(
         job.rank_pool.agents, "wait", lambda _: job.rank_pool.on_message(("localhost", 0), arriving.pop(0))
     )
-    job.rank_pool.wait(PATIENCE_S)
-    assert arriving == [{}]
+    for result in sorted(URGENT - {"visited", "saved"}):
+        arriving[:] = [{}, {"heartbeat": {}}, {"written": 7}, {result: True}, {}]
+        job.rank_pool.wait(PATIENCE_S)
+        assert arriving == [{}], result
 
 
 @pytest.fixture
@@ -406,20 +408,22 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
-@pytest.mark.parametrize(("how", "code"), FAULTS.values(), ids=FAULTS)
-def test_a_rank_that_fails_ends_its_own_group_with_its_cause(job, how, code, rank):
-    job.start("other", 3, steps=1000)
+def test_a_rank_that_fails_ends_its_own_group_with_its_cause(job):
+    job.start("other", 3, steps=10_000)
     wait_for(lambda: job.at_work("other"))
-    job.start("ill", 0, 1, 2, rank=rank, **how)
-    (ill,) = job.end_of("ill")
-    assert (ill.exit_code, ill.hung) == (code, False)
-    old = job.at_work("ill")
-    assert "other" not in job.ended
-    job.start("next", 0, 1, 2)
-    (well,) = job.end_of("next")
+    old = set()
+    for (what, (how, code)), rank in product(FAULTS.items(), (0, 1, 2)):
+        name = f"{what} of rank {rank}"
+        job.start(name, 0, 1, 2, rank=rank, **how)
+        (ill,) = job.end_of(name)
+        assert (ill.exit_code, ill.hung) == (code, False), name
+        assert not old & set(job.at_work(name)), name
+        old |= set(job.at_work(name))
+        assert "other" not in job.ended, name
+    job.start("well", 0, 1, 2)
+    (well,) = job.end_of("well")
     assert well.exit_code == 0
-    assert not set(old) & set(job.at_work("next"))
+    assert not old & set(job.at_work("well"))
     job.enough()
     (other,) = job.end_of("other")
     assert other.exit_code == 0
@@ -493,17 +497,19 @@ def test_a_second_sigterm_ends_a_rank_that_does_not_leave(job):
     )
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_an_idle_rank_that_ends_is_started_again(job, end):
+def test_an_idle_rank_that_ends_is_started_again(job):
     job.start("first", 0)
     job.end_of("first")
     (old,) = job.at_work("first")
-    os.kill(old, end)
-    wait_for(lambda: job.rank_pool.reap() == [] and not job.rank_pool._slots)
-    job.start("second", 0)
-    (second,) = job.end_of("second")
-    assert second.exit_code == 0
-    assert job.at_work("second") != [old]
+    for end in (signal.SIGTERM, signal.SIGKILL):
+        os.kill(old, end)
+        wait_for(lambda: job.rank_pool.reap() == [] and not job.rank_pool._slots)
+        job.start(end.name, 0)
+        (second,) = job.end_of(end.name)
+        assert second.exit_code == 0
+        (new,) = job.at_work(end.name)
+        assert new != old
+        old = new
 
 
 def test_ranks_with_other_code_are_replaced(job):
