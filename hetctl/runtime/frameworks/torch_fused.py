@@ -8,6 +8,7 @@ as one is the idea of HFTA (Wang et al., MLSys 2021).
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -527,46 +528,58 @@ class Widths:
     """Choice of the number of slices in a stack, by the time of real steps of members of one program."""
 
     def __init__(self) -> None:
-        self._seconds: dict[int, list[float]] = defaultdict(list)
+        self._seconds: dict[tuple[int, int, int], list[float]] = defaultdict(list)
         self._best: dict[int, int] = {}
 
     def next(self, members: int) -> int:
         """Return the width to be tried in the next step of so many members."""
-        # In turns, so that a load on the machine slows all alike.
-        return min(self._tried(members), key=lambda width: len(self._seconds[width]))
+        # In turns, so that a load on the machine slows both alike.
+        pair = self._pairs(members)[-1]
+        return min(pair, key=lambda width: len(self._times(pair, width)))
 
     def best(self, members: int) -> int | None:
         """Return the width with the highest rate, 1 if members alone have it; None before all are tried."""
-        if members not in self._best and all(map(self._is_timed, tried := self._tried(members))):
-            best = min(tried, key=self._least)
-            self._best[members] = best if self._least(best) * LEAST_GAIN < self._least(1) else 1
+        if members not in self._best and self._is_timed((pairs := self._pairs(members))[-1]):
+            best, gain = pairs[0][1], self._gain(pairs[0])
+            if len(pairs) > 1:
+                more = [self._gain(pair) for pair in pairs[1:]]
+                best = pairs[-1][more[-1] > 1]
+                gain *= math.prod(each for each in more if each > 1)
+            self._best[members] = best if gain > LEAST_GAIN else 1
         return self._best.get(members)
 
     def rates(self) -> dict[int, float]:
         """Return the steps per second of all members together by width, as measured."""
-        return {width: 1 / self._least(width) for width in sorted(self._seconds) if self._is_timed(width)}
+        least: dict[int, float] = {}
+        for (*_, width), times in self._seconds.items():
+            least[width] = min([*times, least.get(width, math.inf)])
+        return {width: 1 / least[width] for width in sorted(least)}
 
     def note(self, width: int, members: int, seconds: float) -> None:
         """Record the time of a step of all members."""
-        self._seconds[width].append(seconds / members)
+        self._times(self._pairs(members)[-1], width).append(seconds / members)
 
-    def _tried(self, members: int) -> list[int]:
-        """Return 1, the width of all members, and half of it again and again while that is faster."""
+    def _pairs(self, members: int) -> list[tuple[int, int]]:
+        """Return 1 and the width of all members, then each width and its half as long as that is faster."""
         width = 2 ** (members - 1).bit_length()
-        tried = [1, width] if members > 1 else [1]
-        while all(map(self._is_timed, tried)) and width > 2:
-            if len(tried) > 2 and self._least(width) >= self._least(2 * width):
-                break
+        pairs = [(1, width)]
+        while self._is_timed(pairs[-1]) and width > 2 and (len(pairs) == 1 or self._gain(pairs[-1]) > 1):
+            pairs.append((width, width // 2))
             width //= 2
-            tried.append(width)
-        return tried
+        return pairs
 
-    def _is_timed(self, width: int) -> bool:
-        return len(self._seconds[width]) >= TRIES
+    def _times(self, pair: tuple[int, int], width: int) -> list[float]:
+        # Alone, members are so much slower that once is enough.
+        return self._seconds[(*pair, width) if width > 1 else (1, 1, 1)]
 
-    def _least(self, width: int) -> float:
+    def _is_timed(self, pair: tuple[int, int]) -> bool:
+        return all(len(self._times(pair, width)) >= TRIES for width in pair)
+
+    def _gain(self, pair: tuple[int, int]) -> float:
+        """Return how much faster the second is."""
         # The first step also allocates; the least is the one that other work has disturbed the least.
-        return min(self._seconds[width][1:])
+        first, second = (min(self._times(pair, width)[1:]) for width in pair)
+        return first / second
 
 
 @lru_cache(maxsize=64)

@@ -38,11 +38,20 @@ def _channelwise(layer: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor)
 
 
 def _convolution(
-    layer: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, call: Any
+    layer: Any,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    call: Any,
+    memory: torch.memory_format,
 ) -> torch.Tensor:
     options = layer.stride, layer.padding, layer.dilation, layer.groups * len(x)
-    joined = weight.flatten(0, 1), None if bias is None else bias.flatten()
-    return _channelwise(lambda channels: call(channels, *joined, *options), x)
+    # On a core, a convolution and a pooling of many channels take two thirds of the time in this format.
+    used = memory if x.is_cpu else torch.contiguous_format
+    filters = weight.flatten(0, 1).contiguous(memory_format=used)
+    biases = None if bias is None else bias.flatten()
+    return _channelwise(lambda all_: call(all_.contiguous(memory_format=used), filters, biases, *options), x)
 
 
 def _dropout(_layer: nn.Module, x: torch.Tensor, *factors: torch.Tensor) -> torch.Tensor:
@@ -56,8 +65,12 @@ def _elementwise(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
 FORMS: Mapping[type[nn.Module], tuple[Form, Mapping[str, Any]]] = {
     nn.Linear: (_linear, {}),
     **{
-        kind: (partial(_convolution, call=call), {"padding_mode": "zeros"})
-        for kind, call in ((nn.Conv1d, torch.conv1d), (nn.Conv2d, torch.conv2d), (nn.Conv3d, torch.conv3d))
+        kind: (partial(_convolution, call=call, memory=memory), {"padding_mode": "zeros"})
+        for kind, call, memory in (
+            (nn.Conv1d, torch.conv1d, torch.contiguous_format),
+            (nn.Conv2d, torch.conv2d, torch.channels_last),
+            (nn.Conv3d, torch.conv3d, torch.channels_last_3d),
+        )
     },
     nn.Flatten: (lambda _layer, x: x.flatten(2), {"start_dim": 1, "end_dim": -1}),
     **dict.fromkeys((nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d), (_channelwise, {"return_indices": False})),

@@ -44,6 +44,7 @@ SEQUENCES = {
         IMAGES,
     ),
     "words": (lambda: [nn.Linear(6, 3, bias=False), nn.Sequential(nn.SiLU(), nn.Linear(3, 2))], WORDS),
+    "volumes": (lambda: [nn.Conv3d(2, 2, 2), nn.MaxPool3d(2), nn.Flatten(), nn.Linear(2, 2)], (2, 3, 3, 3)),
     "one dimension": (lambda: [nn.Conv1d(4, 2, 3, dilation=2), nn.MaxPool1d(2)], WORDS),
     "without a form": (lambda: [Residual(), nn.LayerNorm(6), nn.ReLU(), Doubled(6, 6), hooked()], ROWS),
     "circular": (lambda: [nn.Conv1d(4, 4, 3, padding=1, padding_mode="circular")], WORDS),
