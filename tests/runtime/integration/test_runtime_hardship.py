@@ -25,7 +25,7 @@ EPOCHS = 6
 SMALLER_THAN_A_CHECKPOINT = 16 * 1024
 
 
-def real_job(folder: Path, train_fn: str, config: dict, framework: str = "tensorflow", **member) -> Job:
+def real_job(folder: Path, train_fn: str, config: dict, framework: str = "pytorch", **member) -> Job:
     stop = StopRule("val_accuracy", "max", 99, max_epochs=EPOCHS)
     members = (Member("m", config, **{"batch_size": 32, "seed": 5, "stop": stop, "max_gpus": 1} | member),)
     functions = functions_of(framework, train_fn)
