@@ -16,6 +16,7 @@ from hetctl.app.doctor.site_checks import (
     command_checks,
     filesystem_of,
     place_check,
+    podman_check,
     purge_check,
     run_command,
 )
@@ -96,6 +97,9 @@ def examine(
     job_size(site, None, None, None)
     checks = [CheckResult("site file", CheckStatus.OK, f"site {site.name} is well formed")]
     checks += command_checks(site, shutil.which)
+    if site.container and site.container.engine == "podman" and shutil.which("podman"):
+        driver = run_command(site, ["podman", "info", "--format={{.Store.GraphDriverName}}"]).stdout
+        checks.append(podman_check(driver.strip()))
     reachable = first_failure(tuple(checks)) is None
     if reachable:
         checks += batch_checks(project, site)

@@ -73,6 +73,15 @@ def _program_check(name: str, program: str, which: Callable[[str], str | None]) 
     return CheckResult(name, CheckStatus.WARNING, f"{program} is not on the PATH here", fix)
 
 
+def podman_check(driver: str) -> CheckResult:
+    """Judge Podman's storage driver, by its name."""
+    found = f"podman stores images by {driver or 'an unknown driver'}"
+    if driver != "vfs":
+        return CheckResult("image storage", CheckStatus.OK, found)
+    fix = 'set driver = "overlay" in ~/.config/containers/storage.conf, and pull the image again'
+    return CheckResult("image storage", CheckStatus.WARNING, f"{found}: each start copies the image", fix)
+
+
 def queue_check(site: Site, name: str, used: bool, facts: QueueFacts | None) -> CheckResult:
     """Compare a queue's limits with the site file's; problems with a queue not in use are only warnings."""
     check = f"{'QOS' if site.queue_option == 'qos' else 'queue'} {name}"

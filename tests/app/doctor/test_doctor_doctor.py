@@ -18,6 +18,8 @@ from hetctl.app.doctor.site_checks import (
     node_check,
     own_gpu_check,
     place_check,
+    podman_check,
+    purge_check,
     queue_check,
 )
 from hetctl.app.project import Project
@@ -28,7 +30,7 @@ from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.errors import DamagedFileError
 from hetctl.model.interpreter import load_entry
 from hetctl.model.job import JobState, JobStatus
-from hetctl.model.site import Queue, Site
+from hetctl.model.site import Purge, Queue, Site
 from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.worker.measuring.all_reduce import AllReduce, RankTime
 from hetctl.storage.probe_files import GroupEnd, ProbeEnd, RankReport, StartCost
@@ -66,6 +68,17 @@ GPUS_HERE = {
 def test_gpus_of_this_machine_are_compared_with_its_site(device, gpus, names, results):
     site = replace(SITE, device=device, gpus_per_node=gpus)
     assert [(one.status, one.message) for one in own_gpu_check(site, names)] == results
+
+
+def test_podman_must_not_copy_an_image_for_each_start():
+    assert [podman_check(name).status for name in ("overlay", "", "vfs")] == [OK, OK, WARNING]
+    assert "storage.conf" in podman_check("vfs").hint
+
+
+def test_the_purge_of_the_projects_folder_is_told(tmp_path):
+    purge = Purge(10, (f"{tmp_path}/*",))
+    assert "nobody has used for 10 days" in purge_check(purge, tmp_path / "project").message
+    assert "is not in" in purge_check(purge, tmp_path.parent).message
 
 
 def test_missing_commands_are_blamed_on_the_batch_system():

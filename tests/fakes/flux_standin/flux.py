@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import sys
 import tempfile
 import time
@@ -163,8 +164,14 @@ def own_job():
     return job
 
 
+def lost() -> Path:
+    """Return the file with the job's nodes that are lost."""
+    return Path(f"{os.environ['LSB_DJOB_HOSTFILE']}.lost")
+
+
 def hosts():
-    return list(dict.fromkeys(os.environ["LSB_HOSTS"].split()))
+    gone = lost().read_text().split() if lost().exists() else []
+    return [host for host in dict.fromkeys(os.environ["LSB_HOSTS"].split()) if host not in gone]
 
 
 def run(given, command) -> int:
@@ -172,7 +179,8 @@ def run(given, command) -> int:
     count = int(options["--nodes"])
     named = options.get("--requires", "").removeprefix("hosts:")
     if count > len(hosts()):
-        raise RefusedError(f"job.exception type=alloc severity=0 unsatisfiable request: need {count} node(s)")
+        need = f"need {count} exclusive node(s), only {len(hosts())} eligible"
+        raise RefusedError(f"0.028s: job.exception f1 type=alloc severity=0 unsatisfiable request: {need}")
     nodes = [named] if named in hosts() else hosts()[:count]
     running = []
     with tempfile.TemporaryDirectory() as own:
@@ -181,7 +189,11 @@ def run(given, command) -> int:
             running.append(start(node, rank, [word.replace("{{node.name}}", node) for word in command]))
         tolerant = ("--setopt", "exit-timeout=none") in given
         # The loss of a node, here of its processes, ends a step in which all ranks are critical.
-        return follow(running, lambda code: tolerant and (code > 0 or Path(own, "0").exists()))
+        code = follow(running, lambda code: tolerant and (code > 0 or Path(own, "0").exists()))
+        gone = [node for node, one in zip(nodes, running, strict=True) if one.returncode == -signal.SIGKILL]
+        with lost().open("a") as file:
+            file.write(" ".join(["", *gone]))
+        return code
 
 
 def python(_, words) -> int:
