@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -81,10 +82,25 @@ def _notes_of_members(result: SimulationResult) -> Iterable[Note]:
         errors = [f"{format_percent(e)} at {format_percent(done)}" for done, e in result.work_errors.items()]
         yield f"median error of the predicted work: {', '.join(errors)}", ""
     if search:
-        held_s = math.fsum(one.gpus * (one.end_s - one.start_s) for one in simulation.intervals)
+        held_s = held_gpu_s(simulation.intervals)
         trials = f"{search.trials:,} trials, of which {search.finished:,} had all epochs"
         hours = f"{search.epochs:,} epochs, {held_s / 3600:.3g} GPU-hours"
         yield f"search {search.method}: {trials}; {hours}. Losses are drawn at random.", ""
+
+
+def held_gpu_s(intervals: Iterable[Interval]) -> float:
+    """Return the GPU-seconds that members hold; time of a GPU that several share counts once."""
+    times = defaultdict[tuple[str, int], list[tuple[float, float]]](list)
+    for one in intervals:
+        for part in one.allocation.placement:
+            for gpu in part.gpus:
+                times[part.node, gpu].append((one.start_s, one.end_s))
+    total = 0.0
+    for of_gpu in times.values():
+        until = 0.0
+        for start, end in sorted(of_gpu):
+            total, until = total + max(0.0, end - max(start, until)), max(end, until)
+    return total
 
 
 def _gantt_of_members(simulation: Simulation, colours: Mapping[str, str]) -> Section:

@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console, RenderableType
 
-from hetctl.model.plan import Plan, Round
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement, Plan, Round
 from hetctl.model.run_status import TaskSpan
-from hetctl.model.simulation import HopSimulation, SimulationResult
+from hetctl.model.simulation import HopSimulation, Interval, SimulationResult
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.reports.page import render
 from hetctl.reports.plan_tables import explain_table
-from hetctl.reports.simulation import MOST_DRAWN, report_of
+from hetctl.reports.simulation import MOST_DRAWN, held_gpu_s, report_of
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import Options
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
@@ -124,3 +124,12 @@ def test_an_explanation_names_who_got_what_and_who_waits() -> None:
     assert lines[3].split() == [held.member, "1", "drawn"]
     assert lines[4].split()[1:] == ["+7", "waits", "for", "its", "turn"]
     assert lines[-1] == "and 2 more"
+
+
+def test_gpu_seconds_of_those_that_share_count_once():
+    def held(member, seat, gpus, start_s, end_s):
+        allocation = Allocation(member, len(gpus), DATA_PARALLEL, 1.0, (Placement("n1", gpus, seat),))
+        return Interval(allocation, 0, start_s, end_s, 0.0, 1.0)
+
+    shared = [held("a", 1, (0,), 0.0, 10.0), held("b", 2, (0,), 4.0, 14.0), held("c", 1, (0,), 20.0, 21.0)]
+    assert held_gpu_s([*shared, held("d", 0, (1, 2), 0.0, 5.0)]) == 14 + 1 + 10
