@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kills import KILLS
 
 from hetctl.model.errors import BadInputError, LockedError
 from hetctl.runtime.data.sharing import ofd_locks as byte_locks
@@ -549,7 +550,7 @@ def killed(path, shape, kills, prepare, function, *arguments):
 
 def test_a_producer_killed_at_any_line_costs_nothing(path):
     shape = RingShape(4, SLOT_BYTES, 1)
-    for _ in killed(path, shape, 60, lambda path: Ring.create(path, shape, 0.0), produce, 3):
+    for _ in killed(path, shape, 3 * KILLS, lambda path: Ring.create(path, shape, 0.0), produce, 3):
         produce(path, 4)
         assert read(path, 0, 4) == stream(0, 4)
 
@@ -562,7 +563,7 @@ def test_a_reader_killed_at_any_line_does_not_block_others(path):
             for _ in range(3):
                 fill(ring, ring.claim(1))
 
-    for ours in killed(path, shape, 50, three, read, 1, 3):
+    for ours in killed(path, shape, 2 * KILLS, three, read, 1, 3):
         ours.register_reader(0)
         for position in range(8):
             assert ours.read(position, 1).tobytes() == content(position)
@@ -578,7 +579,7 @@ def create_only(path, shape):
 
 def test_a_killed_creator_leaves_a_complete_ring_or_none(path):
     shape = RingShape(2, SLOT_BYTES, 1)
-    for ours in killed(path, shape, 25, lambda _path: None, create_only, shape):
+    for ours in killed(path, shape, KILLS, lambda _path: None, create_only, shape):
         fill(ours, ours.claim(1))
         assert read(path, 0, 1) == stream(0, 1)
 
