@@ -6,10 +6,8 @@ is opened: each takes a third of a command's time.
 
 from __future__ import annotations
 
-import importlib.resources
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -204,6 +202,8 @@ class Project:
 
     def _site_of_this_machine(self) -> str:
         # Imported on use: pydantic is a quarter of the import time of commands that read no user's file.
+        import socket
+
         from hetctl.inputs.site_file import detect_site
 
         # Patterns of sites contain domains, since login nodes of many sites are called `login1`.
@@ -252,14 +252,14 @@ def _refuse_login_node(host: str) -> None:
     )
 
 
+EXAMPLES = Path(__file__).parent.parent / "examples"
 IMPORTED_BY = {"digits": ("keras", "sklearn"), "digits-pytorch": ("torch", "sklearn"), "script": ()}
 """Packages that examples import, those of functions first."""
 
 
 def examples() -> list[str]:
     """Return the names of the examples that come with hetctl."""
-    folder = importlib.resources.files("hetctl.examples")
-    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "_")
+    return sorted(entry.name for entry in EXAMPLES.iterdir() if entry.is_dir() and entry.name[0] != "_")
 
 
 def start_project(folder: Path, example: str | None) -> list[Path]:
@@ -279,8 +279,7 @@ def start_project(folder: Path, example: str | None) -> list[Path]:
         example = next(name for name, packages in IMPORTED_BY.items() if all(map(find_spec, packages)))
     if example not in examples():
         raise BadInputError(f"no example {example!r}", f"choose one of: {', '.join(examples())}")
-    source = importlib.resources.files("hetctl.examples") / example
-    contents = {entry.name: entry.read_bytes() for entry in source.iterdir() if entry.is_file()}
+    contents = {entry.name: entry.read_bytes() for entry in (EXAMPLES / example).iterdir() if entry.is_file()}
     for name in contents:
         if (folder / name).exists():
             raise BadInputError(f"{folder / name} exists already", "choose another folder")

@@ -93,7 +93,7 @@ def console() -> Console:
     from rich.console import Console
 
     # Rich would take 80 columns for a pipe and fold names that programs search for.
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False, soft_wrap=False)
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False, emoji=False)
 
 
 def fail(kind: str, message: str, hint: str, code: int, *, as_json: bool) -> int:

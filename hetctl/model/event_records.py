@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import make_dataclass
 from typing import Any
 
 from hetctl.model.events import ExitReason, Request
@@ -58,11 +57,9 @@ class TrialRequested:
 
 def _form(**fields: Any) -> type:
     """Return a record of fields with these types; an optional field has its default beside its type."""
-    return make_dataclass(
-        "Record",
-        [(name, *how) if isinstance(how, tuple) else (name, how) for name, how in fields.items()],
-        frozen=True,
-    )
+    hints = {name: how[0] if isinstance(how, tuple) else how for name, how in fields.items()}
+    defaults = {name: how[1] for name, how in fields.items() if isinstance(how, tuple)}
+    return dataclass(frozen=True)(type("Record", (), {"__annotations__": hints, **defaults}))
 
 
 FORMS: Mapping[str, type] = {

@@ -175,8 +175,11 @@ def _rows(kind: Any, first: Any, others: Sequence[Any]) -> tuple[Any, ...]:
     for row in others:
         given = row if type(row) is dict else _expect(dict, row, kind)
         one = object.__new__(kind)
-        one.__dict__.update(model.__dict__)
-        one.__dict__.update([(name, fields[name](value)) for name, value in given.items() if name in fields])
+        values = one.__dict__
+        values.update(model.__dict__)
+        for name in given:
+            if name in fields:
+                values[name] = fields[name](given[name])
         made.append(one)
     return tuple(made)
 

@@ -1,7 +1,8 @@
 """The decorator of hetctl's dataclasses, which makes frozen ones in a fifth of the time.
 
 A driver has two hundred classes of values. The standard library compiles six methods of each from source
-text, which took half of the time in which a driver starts. Here only ``__init__`` is.
+text, which took half of the time in which a driver starts. Here only ``__init__`` is, when it is first used:
+a command makes values of a few of these classes.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _frozen(cls: Any) -> Any:
         return hash(values_of(self))
 
     methods = {
-        "__init__": _init_of(cls),
+        "__init__": _LazyInit(cls),
         "__repr__": _repr,
         "__eq__": equal,
         "__hash__": hashed,
@@ -49,6 +50,17 @@ def _frozen(cls: Any) -> Any:
         if name not in cls.__dict__:
             setattr(cls, name, method)
     return cls
+
+
+class _LazyInit:
+    """Descriptor that puts a compiled ``__init__`` into its place on first use."""
+
+    def __init__(self, cls: Any) -> None:
+        self._cls = cls
+
+    def __get__(self, instance: Any, kind: Any) -> Any:
+        self._cls.__init__ = _init_of(self._cls)
+        return self._cls.__init__.__get__(instance, kind)
 
 
 def _init_of(cls: Any) -> Any:

@@ -75,11 +75,11 @@ def _from(descriptor: int, offset: int) -> bytes:
 class EventLog:
     """Events of a run, from its first job to the newest line.
 
-    A member's file grows from the start of its step to the end. The first call lists the folder. Later calls
-    find files by the drivers' events: they read a member's file when its step starts or ends. In between they
-    read the files of all members in training or, if trainers report lengths, those that have grown. A killed
-    driver leaves tasks open. A trainer may outlive it for a moment, so their files count as in training until
-    the member's next step has ended.
+    A member's file grows from the start of its step to the end. The first call lists the folder, unless that
+    was done before `restore`. Later calls find files by the drivers' events: they read a member's file when
+    its step starts or ends. In between they read the files of all members in training or, if trainers report
+    lengths, those that have grown. A killed driver leaves tasks open. A trainer may outlive it for a moment,
+    so their files count as in training until the member's next step has ended.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -105,9 +105,16 @@ class EventLog:
         files = {DRIVER: self._driver, REQUESTS: self._requests, **self._files}
         return [{source: (f.offset, f.lines) for source, f in files.items()}, list(self._in_training)]
 
-    def restore(self, rows: list[Any]) -> None:
-        """Continue from these positions, before the first read."""
+    def restore(self, rows: list[Any], *, listed: bool = False) -> None:
+        """Continue from these positions, before the first read.
+
+        Parameters
+        ----------
+        listed : bool
+            True to read as in later calls, which ask the file system for the sizes of few files.
+        """
         read, in_training = rows
+        self._listed = listed
         self._files = {source: self._file(source, *place) for source, place in read.items()}
         self._driver = self._files.pop(DRIVER, self._driver)
         self._requests = self._files.pop(REQUESTS, self._requests)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -242,7 +241,7 @@ class Lease:
     def _is_first(self, number: int) -> bool:
         """Make the file of a number; return False if another driver has made it."""
         self._holder = replace(self._holder, number=number)
-        draft = self._folder.lease.with_name(f".lease.{socket.gethostname()}.{os.getpid()}.{id(self)}")
+        draft = self._folder.lease.with_name(f".lease.{os.uname().nodename}.{os.getpid()}.{id(self)}")
         write_json(draft, encode(self._holder))
         try:
             return hard_link(draft, self._folder.ticket(number))

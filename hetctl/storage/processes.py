@@ -6,7 +6,6 @@ import ctypes
 import os
 import resource
 import signal
-import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -71,7 +70,7 @@ class HostBoot:
     def this(cls) -> HostBoot:
         """Return the identity of the current machine."""
         # After a reboot the numbers and the start times of processes repeat.
-        return cls(socket.gethostname(), BOOT_ID.read_text(encoding="ascii").strip())
+        return cls(os.uname().nodename, BOOT_ID.read_text(encoding="ascii").strip())
 
 
 def die_with_parent(number: signal.Signals) -> Callable[[], None]:

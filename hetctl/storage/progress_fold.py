@@ -32,7 +32,7 @@ from hetctl.model.training_progress import (
 from hetctl.model.values import dataclass
 from hetctl.storage.event_log import EventLog
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.snapshot import Line, Lines, OrderedFold, Row, from_row, row_of, with_fields
+from hetctl.storage.snapshot import Line, Lines, OrderedFold, Row, from_fields, with_fields
 
 LARGEST = 2**62
 """Numbers of a line above it are corrupt."""
@@ -40,6 +40,8 @@ RECENT_RESTARTS = 3
 """Number of newest restarts that are kept for a member."""
 REACHED_AT = 4
 """Place of `MemberFold.reached_at` in a row."""
+APART = ("member", "epochs")
+"""Fields of `Progress` that are no part of a row as they are."""
 OF_MEMBERS = frozenset(
     {
         *("started", "first_step", "rate", "preprocess", "epoch", "checkpoint", "best_checkpoint"),
@@ -105,7 +107,7 @@ class ProgressFold:
         self._kept = {name: (row, lines[name]) for name, row in rows.items()}
         """Rows and lines of members without events since."""
         self._folds: dict[str, OrderedFold[MemberFold]] = {}
-        known = {name: _progress_in(*kept) for name, kept in self._kept.items()}
+        known = {name: _progress_in(name, *kept) for name, kept in self._kept.items()}
         self._progress = _before_events(ensemble, known)
 
     @property
@@ -182,18 +184,23 @@ class ProgressFold:
         return self._folds[name]
 
 
-def _progress_in(row: Row, line: Line) -> Progress:
-    *_, history, (member, *others, unfit, restarts_s) = row
+def _progress_in(member: str, row: Row, line: Line) -> Progress:
+    *_, history, given = row
     # JSON has no tuples: with a list, this progress would differ from one folded from all events.
-    tuples = tuple(map(tuple, unfit)), tuple(restarts_s)
-    return from_row(Progress, (member, EpochHistory.from_row(history, line), *others, *tuples))
+    if unfit := given.get("unfit"):
+        given["unfit"] = tuple(map(tuple, unfit))
+    if restarts_s := given.get("restarts_s"):
+        given["restarts_s"] = tuple(restarts_s)
+    return from_fields(Progress, member=member, epochs=EpochHistory.from_row(history, line), **given)
 
 
 def _row(fold: OrderedFold[MemberFold]) -> Row:
+    """Return a member's row, without the fields of its progress that have their defaults."""
     state = fold.state
-    member, _, *others = row_of(state.progress)
+    own = vars(state.progress).items()
+    given = {name: value for name, value in own if name not in APART and value != getattr(Progress, name)}
     times = [state.error, state.resumed, state.reached, state.reached_at]
-    return [fold.last, *times, state.epochs.row(), [member, *others]]
+    return [fold.last, *times, state.epochs.row(), given]
 
 
 def _initial_state(progress: Progress) -> MemberFold:

@@ -47,7 +47,7 @@ class RunState:
     lazily : bool
         If true, the snapshot's epochs and tasks of a member are read on first use. This raises
         StaleSnapshotError once another snapshot has replaced it, which a new state reads. Such a state writes
-        none.
+        none, and looks for new events where drivers have told of steps.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class RunState:
         self._folder, self._ensemble, self._retries = folder, ensemble, retries
         self._key = self._present_key()
         try:
-            self._begin(read_snapshot(folder.state, self._key, lazily=lazily))
+            self._begin(read_snapshot(folder.state, self._key, lazily=lazily), listed=lazily)
         except (AttributeError, LookupError, TypeError, ValueError):
             self._begin(None)
 
@@ -115,7 +115,7 @@ class RunState:
         self._unreported |= outdated
         self._is_changed = True
 
-    def _begin(self, snapshot: Snapshot | None) -> None:
+    def _begin(self, snapshot: Snapshot | None, *, listed: bool = False) -> None:
         with frozen_afterwards():
             self._log = EventLog(self._folder)
             known = (snapshot.parts["progress"], snapshot.lines["epochs"]) if snapshot else ()
@@ -124,6 +124,7 @@ class RunState:
             self.reports: dict[TaskKey, TaskReport] = defaultdict(TaskReport)
             self.hops = TotalsFold()
             if snapshot:
+                self._log.restore(snapshot.parts["log"], listed=listed)
                 self._restore(snapshot)
         self._unreported = set(self._progress.progress)
         self._about: dict[str, list[Event]] = defaultdict(list)
@@ -133,7 +134,6 @@ class RunState:
     def _restore(self, snapshot: Snapshot) -> None:
         """Restore all folds but the members', which are built from their rows."""
         kept = snapshot.parts
-        self._log.restore(kept["log"])
         self._tasks.restore(snapshot.lines["tasks"])
         self.usage.restore(kept["usage"])
         self.facts.add(Event(*row) for row in kept["events"])

@@ -24,7 +24,7 @@ from hetctl.storage.atomic_io import private_file
 
 T = TypeVar("T")
 Row = list[Any]
-FORMAT = 3
+FORMAT = 4
 """Number that changes with the format of lines; that of rows follows from the fields of their dataclasses."""
 KEY = "of"
 """Key of the identity of the state; the state of another run or in another format is ignored."""
@@ -89,6 +89,13 @@ def from_row(kind: type[T], row: Iterable[Any]) -> T:
     columns: Any = kind
     made = object.__new__(kind)
     made.__dict__.update(zip(_names_of(columns), row, strict=True))
+    return made
+
+
+def from_fields(kind: type[T], **fields: Any) -> T:
+    """Return a frozen dataclass without slots from some fields; the class itself has the others' defaults."""
+    made = object.__new__(kind)
+    made.__dict__.update(fields)
     return made
 
 

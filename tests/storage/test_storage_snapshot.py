@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from test_storage_run_state import ENSEMBLE, NAMES, NOW, RETRIES, histories
 
 from hetctl.model.events import DRIVER, REQUESTS
+from hetctl.storage import event_log
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_state import RunState
@@ -107,6 +108,21 @@ def test_only_new_events_are_read(run, monkeypatch):
     assert state.reports[1, "a"].stop_reasons == ("late",)
     monkeypatch.undo()
     assert told(state, news) == without_snapshot(run)
+
+
+def test_a_lazy_state_asks_for_no_sizes(run, monkeypatch):
+    begin(run)
+    state_of(run)[0].keep()
+    EventWriter(run.events, DRIVER, 1).write("task_started", member=NAMES[-1], gpus=1, placement=[])
+    for name in ("a", NAMES[-1]):
+        EventWriter(run.events, name, 1).write("stopped", reason="late", part_samples=7)
+    monkeypatch.setattr(event_log, "_sizes_in", None)
+    lazy = RunState(run, ENSEMBLE, RETRIES, lazily=True)
+    lazy.refresh()
+    assert {name: done.part_samples for name, done in lazy.progress.items() if done.part_samples} == {
+        "a": 7,
+        NAMES[-1]: 7,
+    }
 
 
 def test_without_news_no_snapshot_is_written(run):

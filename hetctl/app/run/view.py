@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetctl.app.log_tail import tail_of
 from hetctl.model.ensemble import Member
@@ -20,10 +20,12 @@ from hetctl.model.seed_groups import SeedGroup, groups_of, spread_of
 from hetctl.model.training_progress import EpochHistory, LiveMetrics, Progress
 from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.perf.rate_prediction import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
-from hetctl.perf.workloads import Workloads
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_state import RunState
 from hetctl.storage.task_fold import TaskRecord
+
+if TYPE_CHECKING:
+    from hetctl.perf.workloads import Workloads
 
 TRAINING = "training"
 DRIVER_LOST = "driver-lost"
@@ -52,8 +54,12 @@ class RunView:
         self._predicted_s = {f.member: f.training_s for f in plan.members if f.member in known}
         self._wrong: dict[str, list[str]] = {}
         # Estimates follow what is seen of other members, as in the driver.
-        is_known = all(profile.has_rates for profile in spec.profiles)
-        self._workloads = None if is_known else Workloads(spec.ensemble, self._profiles, spec.gpus)
+        self._workloads: Workloads | None = None
+        if len(known) < len(spec.profiles):
+            # Imported here since most runs have profiles of all members.
+            from hetctl.perf.workloads import Workloads
+
+            self._workloads = Workloads(spec.ensemble, self._profiles, spec.gpus)
 
     def refresh(self) -> None:
         """Read new events from the disk."""
