@@ -10,7 +10,7 @@ import click
 from hetctl.cli.completions import complete_members, complete_new_members, complete_trials
 from hetctl.cli.options import ensemble_option, given_options, job_option, this_project
 from hetctl.cli.output import json_option, show
-from hetctl.cli.parameter_types import FiniteRange, duration
+from hetctl.cli.parameter_types import FiniteNumber, duration
 
 if TYPE_CHECKING:
     from hetctl.app.project import Project
@@ -135,7 +135,7 @@ def drop_command(names: tuple[str, ...]) -> None:
 @click.option("--retries", metavar="N", type=click.IntRange(min=0), help="Forgive each member N failures.")
 @click.option("--max-epochs", metavar="N", type=click.IntRange(min=1), help="Train at most N epochs.")
 @click.option("--patience", metavar="N", type=click.IntRange(min=1), help="Stop N epochs after the best.")
-@click.option("--target", metavar="VALUE", type=FiniteRange(), help="Stop at this value of the metric.")
+@click.option("--target", metavar="VALUE", type=FiniteNumber(), help="Stop at this value of the metric.")
 @json_option
 @click.pass_context
 def change_command(context: click.Context, /, names: tuple[str, ...], **_: Any) -> None:

@@ -59,15 +59,19 @@ def _by_rule(parse: Callable[[str], T], value: str) -> T:
         raise click.BadParameter("; ".join(filter(None, (error.message, error.hint)))) from None
 
 
-class FiniteRange(click.FloatRange):
-    """Option for a finite number in a range: comparisons let NaN pass and, in an open range, infinity."""
+class FiniteNumber(click.types.FloatParamType):
+    """Option for a finite number: comparisons let NaN pass and, in an open range, infinity."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse a number in the range."""
+        """Parse a number."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
         return number
+
+
+class FiniteRange(FiniteNumber, click.FloatRange):
+    """Option for a finite number in a range."""
 
 
 class OutputFile(click.Path):

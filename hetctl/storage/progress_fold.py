@@ -271,9 +271,11 @@ def _converged(state: MemberFold, event: Event, member: Member, _retries: int) -
     return _with(state, converged=reason, script_s=state.progress.script_s + event.record.duration_s)
 
 
-def _stopped(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
-    stopped, script_s = event.record, state.progress.script_s
-    return _with(state, part_samples=stopped.part_samples, script_s=script_s + stopped.duration_s)
+def _stopped(state: MemberFold, event: Event, member: Member, _retries: int) -> MemberFold:
+    stopped, script_s = event.record, state.progress.script_s + event.record.duration_s
+    # A limit that was lowered since is met without another start: its last state is in a checkpoint.
+    reason = member.stop.reason_to_stop(state.epochs.values(member.stop.metric))
+    return _with(state, converged=reason, part_samples=stopped.part_samples, script_s=script_s)
 
 
 def _after_start(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:

@@ -273,6 +273,22 @@ def test_a_member_with_a_raised_limit_continues_and_can_fail():
     assert progress_of(raised, again, RETRIES)["a"].converged == "3 epochs done"
 
 
+def test_a_stopped_member_that_has_reached_a_lowered_limit_is_done():
+    events = [*(epoch("a", number) for number in (1, 2, 3)), event("a", "stopped", reason="deadline")]
+    found = {}
+    for most in (3, 2, 4):
+        rule = StopRule(metric="loss", max_epochs=most)
+        limited = replace(ENSEMBLE, members=(Member("a", stop=rule),))
+        found[most] = progress_of(limited, events, RETRIES)["a"]
+        # In training it has yet to save what it has reached.
+        assert progress_of(limited, events[:-1], RETRIES)["a"].active
+    assert {most: done.converged for most, done in found.items()} == {
+        3: "3 epochs done",
+        2: "2 epochs done",
+        4: None,
+    }
+
+
 def test_part_of_an_epoch_counts_until_the_epoch_is_finished():
     stopped = event("a", "stopped", reason="alpha", part_samples=320)
     assert fold(epoch("a", 1), stopped)["a"].part_samples == 320

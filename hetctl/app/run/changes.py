@@ -99,6 +99,8 @@ SITE: Mapping[str, ChangeRule] = {
     "network": _may("each job connects its processes anew"),
     "timeouts": _may("each job starts its ranks anew"),
 }
+OF_JOBS = {*SITE, TIME, "the site's queue", "gpus", "chain", "ahead"}
+"""Names of changes that only jobs which are submitted later have."""
 ENSEMBLE: Mapping[str, ChangeRule] = {
     "name": _kept("it names the run"),
     "framework": _kept("checkpoints are those of its networks"),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from hetctl.app.project import Project
-from hetctl.app.run.changes import KEPT
+from hetctl.app.run.changes import KEPT, OF_JOBS
 from hetctl.app.run.continue_run import RequestedOptions, continued, with_input
 from hetctl.app.run.lifecycle import RunTransition
 from hetctl.app.run.requests import MOST_NAMED, effect_of, refuse_unknown, write_requests
@@ -19,6 +19,7 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import Request
+from hetctl.model.job import UNDER_WAY
 from hetctl.model.profile import some_of
 from hetctl.model.run import MemberEdit, RunSpec
 from hetctl.model.serialization import encode
@@ -194,8 +195,10 @@ def _edit(
         catalog.save_spec(new)
         write_spec(folder, new)
         write_requests(folder, state, want, named, edits=new.edits, changed=encode(changed))
-        state = state_in(folder, new)
-    return RunTransition(spec.run, record.state, effect_of(record.state, state), changed=changed)
+        effect = effect_of(record.state, state_in(folder, new))
+        if record.state in UNDER_WAY and all(one.what in OF_JOBS for one in changed):
+            effect = "the next job is submitted so; one that is queued or running stays as it is"
+    return RunTransition(spec.run, record.state, effect, changed=changed)
 
 
 def _with_files(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,9 +26,11 @@ from hetctl.storage.run_state import RunState, state_in
 
 MOST_ENDS = 3
 """Last ends of tasks that are told."""
+MOST_PLANNED = 1000
+"""Members in training or waiting up to which the planner is asked again: with more it takes seconds."""
 GO_ON = {
     CANCELLED: "`hetctl submit` continues the run",
-    STOPPED: "`hetctl submit` grants the budget anew and continues the run",
+    STOPPED: "`hetctl submit` continues the run, within a new budget if one is given",
     STALLED: "correct the cause; then `hetctl submit` continues the run",
 }
 """Next step by the state of a run that does not go on by itself."""
@@ -58,7 +61,10 @@ def explain_member(project: Project, run: str | None, name: str) -> Explanation:
     tasks = _tasks(state, name, shown, spec.site.device)
     reasons = [*_outcome(member, progress), *tasks, *_run(status, shown)]
     if shown in (TRAINING, "waiting") and status.state in UNDER_WAY:
-        reasons += _planned(project, record, name)
+        counts = Counter(status.states.values())
+        reasons += [f"of all members {counts[TRAINING]:,} train, and {counts['waiting']:,} wait"]
+        if counts[TRAINING] + counts["waiting"] <= MOST_PLANNED:
+            reasons += _planned(project, record, name)
     reasons += _failures(progress, spec.retries, ends)
     return Explanation(
         *(status.run, name, shown, tuple(reasons)),

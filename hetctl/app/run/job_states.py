@@ -191,10 +191,17 @@ NODE_FAILURES = 3
 """Number of consecutive failures of nodes that do not count as jobs without progress."""
 
 SHORTEST_JOB_S = 120
-"""Least time in seconds for which a job is submitted within a budget of node-hours."""
+"""Least time in seconds of a job within a budget of node-hours, unless all jobs are shorter."""
+
+GO_ON = "`hetctl submit` goes on, within a new budget if one is given"
 
 FREE = frozenset({JobState.PREEMPTED, JobState.CANCELLED})
 """Ends of jobs without a fault of the run; they predict nothing about the next job."""
+
+
+def shortest_job_s(spec: RunSpec) -> int:
+    """Return the least time in seconds for which a job of a run is submitted within node-hours."""
+    return min(spec.wall_s, SHORTEST_JOB_S)
 
 
 def reason_to_end(spec: RunSpec, folder: RunFolder, jobs: Sequence[Job]) -> tuple[RunReason, str] | None:
@@ -204,14 +211,13 @@ def reason_to_end(spec: RunSpec, folder: RunFolder, jobs: Sequence[Job]) -> tupl
         return _outcome(state.progress, state.facts.search_ended)
     budget, used = spec.budget, used_until_now(state, jobs)
     if limit := budget.exceeded_by_jobs(len(jobs) - spec.earlier_jobs) or budget.exceeded(used):
-        return RunReason.BUDGET, limit
+        return RunReason.BUDGET, f"{limit}; {GO_ON}"
     if len(jobs) > spec.earlier_jobs and not spec.may_chain:
         return RunReason.BUDGET, f"queue {spec.queue} permits no chain of jobs; `hetctl submit` goes on"
-    if (left_s := budget.wall_left_s(used_at_most(spec, state, jobs), spec.nodes)) < SHORTEST_JOB_S:
-        return (
-            RunReason.BUDGET,
-            f"--node-hours {budget.node_hours:g} leave {max(left_s, 0):.0f} s for another job",
-        )
+    left_s = budget.wall_left_s(used_at_most(spec, state, jobs), spec.nodes)
+    if left_s < shortest_job_s(spec):
+        left = f"--node-hours {budget.node_hours:g} leave {max(left_s, 0):.0f} s for another job"
+        return RunReason.BUDGET, f"{left}, which needs {shortest_job_s(spec)} s; {GO_ON}"
     trouble = _trouble(folder, [job for job in jobs if job.number >= spec.earlier_jobs], state)
     return (RunReason.NO_PROGRESS, trouble) if trouble else None
 

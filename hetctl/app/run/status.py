@@ -26,7 +26,18 @@ from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event, in_order
 from hetctl.model.hops import HopStatus, worker_named
 from hetctl.model.interpreter import frozen_afterwards
-from hetctl.model.job import ENDED, STALLED, STOPPED, UNDER_WAY, Job, JobState, RunReason, run_after
+from hetctl.model.job import (
+    ENDED,
+    FAILED,
+    FINISHED,
+    STALLED,
+    STOPPED,
+    UNDER_WAY,
+    Job,
+    JobState,
+    RunReason,
+    run_after,
+)
 from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec
 from hetctl.model.run_results import RunSummary
@@ -293,6 +304,9 @@ def _status(
     states = view.states(training)
     chosen = view.first(states, order, most) if order else foremost(states, most)
     state, reason = _state(record, alive, events)
+    if state in (FINISHED, FAILED) and view.state.has_work:
+        # A command has given it more since.
+        reason = "it has more to train now; `hetctl submit` continues it"
     used = used_until_now(view.state, jobs)
     return RunStatus(
         run=spec.run,

@@ -18,7 +18,7 @@ from pathlib import Path
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
-from hetctl.app.run.job_states import SHORTEST_JOB_S, excluded_nodes, used_at_most
+from hetctl.app.run.job_states import excluded_nodes, shortest_job_s, used_at_most
 from hetctl.app.run.select_run import record_of
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import BatchSystem, JobRequest, SubmissionInDoubtError
@@ -111,10 +111,10 @@ def new_job(spec: RunSpec, identity: str, number: int, used: Usage = NOTHING_USE
         Resources that the run has used or may still use in other jobs.
     """
     wall_s = int(min(spec.wall_s, spec.budget.wall_left_s(used, spec.nodes)))
-    if wall_s < min(spec.wall_s, SHORTEST_JOB_S):
+    if wall_s < shortest_job_s(spec):
         raise InfeasibleError(
             f"--node-hours {spec.budget.node_hours:g} permit {max(wall_s, 0)} s on {spec.nodes} nodes;"
-            f" at least {SHORTEST_JOB_S} s are needed",
+            f" at least {shortest_job_s(spec)} s are needed",
             "give more with --node-hours, or ask for fewer nodes with --gpus",
         )
     # A job whose submission was cut short is found by this name.

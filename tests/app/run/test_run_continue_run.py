@@ -177,6 +177,14 @@ def test_an_option_that_the_batch_system_has_not_is_refused_before_a_job_is_rend
     assert (done.code, "NAME=VALUE" in done.error["message"]) == (2, True)
 
 
+def test_a_command_says_which_jobs_a_change_is_of(project):
+    assert project.here("submit").code == 0
+    assert (
+        "the next job is submitted so" in project.here("change", "--queue", "long", "--json").json["reason"]
+    )
+    assert "heeds it at once" in project.here("change", "--retries", "5", "--json").json["reason"]
+
+
 def test_variables_take_effect_as_options_do(project, slurm):
     done = project.here("submit", "--json", HETCTL_ACCOUNT="ml-43", HETCTL_TIME="20m")
     assert {change["what"]: (change["now"], change["was"]) for change in done.json["changed"]} == {

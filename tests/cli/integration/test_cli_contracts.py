@@ -205,6 +205,7 @@ def test_every_command_has_help_with_an_example(tmp_path, name):
     shown = project.here(name, "--help")
     assert shown.code == 0
     assert f"Example: hetctl {name}" in shown.stdout.replace("\n", " ")
+    assert "None]" not in shown.stdout
 
 
 @pytest.mark.parametrize(

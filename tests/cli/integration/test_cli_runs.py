@@ -13,6 +13,7 @@ import time
 import pytest
 from workbench import pretending, pretending_project, wait_for
 
+from hetctl.app.run import explain
 from hetctl.cli.main import cli
 from hetctl.storage.removal import remove_files
 
@@ -186,12 +187,17 @@ def going_on(project):
     project.here("cancel", run)
 
 
-def test_a_run_that_goes_on_is_listed_followed_and_not_removed(project, going_on):
+def test_a_run_that_goes_on_is_listed_followed_and_not_removed(project, going_on, monkeypatch):
     (line, *_) = project.here("runs", "--json").json["runs"]
     assert (line["run"], line["state"], line["results"]["best"]) == (going_on, "running", 0.01)
     explained = project.here("explain", "a", "--json").json
     assert explained["state"] == "training"
     assert any(reason.startswith("planner ") for reason in explained["reasons"])
+    # Of a large run the planner is not asked again.
+    monkeypatch.setattr(explain, "MOST_PLANNED", 0)
+    reasons = project.here("explain", "a", "--json").json["reasons"]
+    assert "of all members 2 train, and 0 wait" in reasons
+    assert not any(reason.startswith("planner ") for reason in reasons)
     refused = project.here("rm", going_on, "--yes", "--json")
     assert (refused.code, refused.error["kind"]) == (6, "locked")
     stopped = project.start("logs", "a", "-f")
