@@ -72,6 +72,12 @@ TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str], ...] = (
         "trials come when the search asks for them",
         "leave the option out",
     ),
+    (
+        ("search.prune",),
+        ("--mode hopper", "--mode pipeline"),
+        "nothing is reported there within an epoch",
+        "leave it out in the ensemble file, or use --mode data-parallel",
+    ),
     (("--learn-rates",), (SEVERAL_TYPES,), "the types have rates of their own", "use GPUs of one type"),
     (
         ("--sharing lockstep",),
@@ -214,6 +220,7 @@ FEATURES: Mapping[str, Callable[[Ensemble], object]] = {
     "commands": lambda ensemble: ensemble.framework == COMMAND,
     "functions": lambda ensemble: ensemble.framework != COMMAND,
     "search": lambda ensemble: ensemble.search,
+    "search.prune": lambda ensemble: ensemble.search and ensemble.search.prune,
     OWN_CODE: lambda ensemble: any(member.code for member in ensemble.members),
     "shard": lambda ensemble: any(member.shard for member in ensemble.members),
     "global_batch_size": lambda ensemble: any(member.global_batch_size for member in ensemble.members),

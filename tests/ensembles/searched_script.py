@@ -18,6 +18,14 @@ if done:
     )
 while done < int(os.environ["HETCTL_LAST_EPOCH"]) and not hetctl.should_stop():
     time.sleep(0.02)
+    if least := os.environ.get("LEAST_RATE"):
+        hetctl.report(epoch=done + 1, samples=50, finished=False, fit=learning_rate)
+        # A trial that is to be ended in its midst waits for that.
+        until = time.monotonic() + 60 * (learning_rate < float(least))
+        while time.monotonic() < until and not hetctl.should_stop():
+            time.sleep(0.05)
+        if hetctl.should_stop():
+            break
     done += 1
     whole = state.with_suffix(f".{os.environ['RANK']}")
     whole.write_text(str(done))

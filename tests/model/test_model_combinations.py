@@ -11,7 +11,7 @@ import pytest
 from hetctl.model.combinations import CONFLICTS, FEATURES, OWN_CODE, conflicts, features_of, refuse_conflicts
 from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member, Partitions
 from hetctl.model.errors import BadInputError
-from hetctl.model.searches import SearchSpec
+from hetctl.model.searches import PruneRule, SearchSpec
 
 NETS = Functions("n:i", "n:m")
 PLAIN = Ensemble("e", "pytorch", NETS, (Member("a"), Member("m")), "/x")
@@ -19,6 +19,7 @@ CHANGES = {
     "commands": {"framework": COMMAND},
     "functions": {},
     "search": {"search": SearchSpec("grid", (), {}, 1, {})},
+    "search.prune": {"search": SearchSpec("grid", (), {}, 1, {}, prune=PruneRule("loss"))},
     OWN_CODE: {"members": (Member("a"), Member("m", code=PLAIN.code))},
     "shard": {"members": (Member("a"), Member("m", shard=True))},
     "global_batch_size": {"members": (Member("a"), Member("m", global_batch_size=64))},

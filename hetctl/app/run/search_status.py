@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from hetctl.app.project import Project
 from hetctl.app.run.select_run import known_run
@@ -31,7 +32,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.event_records import TrialRequested
 from hetctl.model.events import Event
 from hetctl.model.run_status import MemberStatus, RunStatus
-from hetctl.model.searches import REPORT, SEARCH_ENDED, TRIAL, SearchSpec, SearchStatus, TrialStatus
+from hetctl.model.searches import PART, REPORT, SEARCH_ENDED, TRIAL, SearchSpec, SearchStatus, TrialStatus
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
 
@@ -70,9 +71,12 @@ def trials_of(status: RunStatus, ensemble: Ensemble, events: Sequence[Event]) ->
     objective = ensemble.member(search.members[0]).objective
     asked = {event.record.member: event.record for event in events if event.kind == TRIAL}
     ends = [event.record.reason for event in events if event.kind == SEARCH_ENDED]
+    parts = {event.source: event.record for event in events if event.kind == PART}
     members = {member.member: member for member in status.members}
     trials = [
-        _trial(search, request, members[name], status) for name, request in asked.items() if name in members
+        _trial(search, request, members[name], status, parts.get(name))
+        for name, request in asked.items()
+        if name in members
     ]
     trials = with_front(trials, {objective.metric: objective.mode, **search.also})
     best_first = tuple(sorted(trials, key=lambda trial: members[trial.member].rank))
@@ -106,10 +110,12 @@ def with_front(trials: Sequence[TrialStatus], modes: Mapping[str, str]) -> list[
 
 
 def _trial(
-    search: SearchSpec, request: TrialRequested, member: MemberStatus, status: RunStatus
+    search: SearchSpec, request: TrialRequested, member: MemberStatus, status: RunStatus, part: Any
 ) -> TrialStatus:
     history = status.history[member.member]
     newest = history[-1].metrics if history else {}
+    if part and part.epoch > member.epochs:
+        newest = {**newest, **part.metrics}
     return TrialStatus(
         number=request.number,
         member=member.member,

@@ -186,14 +186,20 @@ def test_a_budget_of_epochs_ends_a_search(tmp_path):
     assert len(results(project)["configs"]) == 2
 
 
-def test_a_search_goes_by_its_own_metric(tmp_path):
-    project = project_of(tmp_path / "project", "grid", metric="fit", mode="max")
+def test_a_search_goes_by_its_own_metric_also_within_an_epoch(tmp_path):
+    space = {**SPACE, "learning_rate": {"choice": [0.1, 0.01]}, "width": {"choice": [16, 32]}}
+    rule = {"metric": "fit", "mode": "max", "trials": 2}
+    project = project_of(tmp_path / "project", "grid", metric="fit", mode="max", space=space, prune=rule)
+    project.environment["LEAST_RATE"] = "0.05"
     assert submitted(project).code == 0
+    # The two worse ones were ended in their first epoch, and count by what they had reported.
+    assert sorted(project.epochs(RUN)) == ["trial-000", "trial-001"]
     rates = {number: config["learning_rate"] for number, config in results(project)["configs"].items()}
     assert {n: -loss for (n, _), loss in results(project)["losses"].items()} == rates
     shown = project.here("search", "show", "--json").json
     assert (shown["metric"], shown["mode"]) == ("fit", "max")
-    assert [trial["best"] for trial in shown["trials"]] == [0.1, 0.1, 0.01, 0.01]
+    assert [trial["best"] for trial in shown["trials"]] == [0.1, 0.1, None, None]
+    assert [trial["last"] for trial in shown["trials"]] == [0.1, 0.1, 0.01, 0.01]
     assert sorted(study_of(project).best_params.items())[0] == ("learning_rate", 0.1)
 
 
