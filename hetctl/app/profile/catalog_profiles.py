@@ -211,7 +211,8 @@ def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, Train
                     if spec.sharing == LOCKSTEP:
                         continue
                     trained.rates += (*done.epochs, *EpochHistory.of(done.epochs).timed)
-                    trained.newest = done if done.startup_s is not None else trained.newest
+                    # Commands may tell of epochs alone.
+                    trained.newest = done if done.epochs or done.startup_s is not None else trained.newest
                     has_tried = done.unfit or done.startup_s is not None
                     trained.unfit = done.unfit if has_tried and not done.batch_size else trained.unfit
     for trained in found.values():

@@ -113,7 +113,7 @@ def trained(
     """Make a run of one epoch of a member, on one GPU."""
     folder = begun(catalog, run, site, member, at, **of_run)
     epoch = {"epoch": 1, "metrics": {}, "duration_s": 1.0, "gpus": 1, "finished_at": at, "batch_size": 32}
-    EventWriter(folder.events, member.name, 0).write("epoch", **epoch, rate=rate, overhead_s=0.5)
+    EventWriter(folder.events, member.name, 0).write("epoch", **epoch, rate=rate, overhead_s=0.5, samples=500)
 
 
 def begun(catalog: Catalog, run: str, site: Site, member: Member, at: float, **of_run: Any) -> RunFolder:
@@ -175,6 +175,9 @@ def test_a_member_that_was_not_measured_has_the_rates_of_earlier_runs(project: P
         assert not any(profile.has_rates for profile in member_profiles(catalog, ensemble, SITE))
         trained(catalog, "run", SITE, new, 60.0, at=1100.0)
         found, other = member_profiles(catalog, ensemble, SITE)
+        by_epochs, _ = member_profiles(catalog, replace(ensemble, samples_per_epoch=None), SITE)
+    # Of a command nothing else may be known.
+    assert by_epochs.samples_per_epoch == 500
     assert (found.rates, found.seen_rates, found.seen_overhead_s) == ({}, {"": {1: 60.0}}, 0.5)
     assert (found.samples_per_epoch, other.has_rates) == (640, False)
     assert known_rates(found).rates == {1: 60.0}
