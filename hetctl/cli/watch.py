@@ -114,7 +114,7 @@ def _failure(status: RunStatus) -> HetctlError | None:
         return None
     return MembersFailedError(
         f"{len(failed)} of {len(status.states)} members failed: {names_text(failed)}",
-        "correct the cause, then `hetctl submit --new` starts another run",
+        "correct the cause, then `hetctl retry MEMBER..`, or start another run with `hetctl submit --new`",
     )
 
 
