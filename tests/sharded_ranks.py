@@ -27,7 +27,7 @@ FULL = 20_000
 
 
 def functions(train_fn=None):
-    return Functions(f"{MODULE}:input_fn", f"{MODULE}:model_fn", train_fn and f"{MODULE}:{train_fn}")
+    return Functions(f"{MODULE}:short_input_fn", f"{MODULE}:model_fn", train_fn and f"{MODULE}:{train_fn}")
 
 
 def whole(tensor):

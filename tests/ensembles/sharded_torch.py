@@ -3,8 +3,14 @@
 import time
 
 import torch
-from tiny_torch import accuracy, input_fn  # noqa: F401
+from tiny_torch import accuracy, input_fn
 from torch import nn
+
+
+def short_input_fn(config):
+    """Give 10 batches of at most 33 samples, or 7 of 46, of which the last is not full."""
+    (x, y), validation = input_fn(config)
+    return (x[:310], y[:310]), validation
 
 
 class Block(nn.Module):

@@ -51,7 +51,7 @@ class StopAfter(StopSignal):
 
 
 def trainer(
-    folder, config, *, framework="tensorflow", stop=None, gpus=1, epochs=3, train_fn=None, seed=5,
+    folder, config, *, framework="pytorch", stop=None, gpus=1, epochs=3, train_fn=None, seed=5,
     checkpoint=EVERY_EPOCH, loader=ArrayLoader, batch_size=32,
 ):  # fmt: skip
     ensemble = Ensemble("tiny", framework, functions_of(framework, train_fn), (), str(ENSEMBLES))
@@ -79,13 +79,14 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-@pytest.mark.parametrize("train_fn", [None, "fit_train_fn"])
+@pytest.mark.parametrize(
+    ("config", "train_fn"), [*zip(CONFIGS.values(), ("fit_train_fn", None), strict=True)], ids=CONFIGS
+)
 @pytest.mark.parametrize("framework", MODULES)
 def test_resumed_training_equals_uninterrupted_bit_for_bit(tmp_path, framework, config, train_fn):
     how = {"framework": framework, "train_fn": train_fn}
     trainer(tmp_path / "whole", config, **how).run()
-    for looks in (0, 7, 20, 13, 10**9):
+    for looks in (0, 7, 33, 10**9):
         trainer(tmp_path / "parts", config, stop=StopAfter(looks), **how).run()
     whole, whole_state = weights(tmp_path / "whole")
     parts, parts_state = weights(tmp_path / "parts")
@@ -266,7 +267,8 @@ def test_the_learning_rate_follows_the_gpus(tmp_path, framework):
 
 def test_a_schedule_follows_the_gpus_too(tmp_path):
     for epochs, gpus in enumerate((2, 2, 4, 1), start=1):
-        member = trainer(tmp_path, {"decay": True, "learning_rate": 0.01}, epochs=epochs, gpus=gpus)
+        config = {"decay": True, "learning_rate": 0.01}
+        member = trainer(tmp_path, config, framework="tensorflow", epochs=epochs, gpus=gpus)
         member.run()
         rate = float(member.network._optimizer.learning_rate)
         steps = int(member.network._optimizer.iterations)
@@ -352,8 +354,8 @@ def test_a_changed_network_does_not_take_an_old_checkpoint(tmp_path, framework):
 
 @pytest.mark.parametrize(
     ("gpus", "batch", "samples", "train_fn"),
-    [(2, 64, 601, None), (3, 32, 577, "fit_train_fn")],
-    ids=["45 and 44 samples at last", "1, 0 and 0 samples at last"],
+    [(2, 64, 601, None), (2, 48, 577, "fit_train_fn")],
+    ids=["45 and 44 samples at last", "1 and 0 samples at last"],
 )
 @pytest.mark.parametrize("framework", MODULES)
 def test_a_group_equals_one_rank_with_the_larger_batch(tmp_path, framework, gpus, batch, samples, train_fn):
@@ -393,13 +395,12 @@ def test_a_group_with_uneven_batches_trains_as_one_big_batch(tmp_path, framework
 @pytest.mark.parametrize("framework", MODULES)
 def test_ranks_stay_equal_with_adam_dropout_and_batch_norm(tmp_path, framework):
     config = {"dropout": 0.2, "batch_norm": True, "optimizer": "adam"}
-    states, results = train_on(framework, 3, 32, config, tmp_path)
-    assert results[0] == results[1] == results[2]
+    states, results = train_on(framework, 2, 32, config, tmp_path)
+    assert results[0] == results[1]
     trained = [name for name in states[0] if name.startswith("model/") and states[0][name].dtype.kind == "f"]
     assert len(trained) >= 8
     for name in trained:
         assert np.array_equal(states[0][name], states[1][name]), name
-        assert np.array_equal(states[0][name], states[2][name]), name
 
 
 @pytest.mark.parametrize("framework", MODULES)

@@ -58,8 +58,8 @@ STOP = StopRule(metric="val_accuracy", mode="max", patience=9, max_epochs=9)
 DECAYING = Member("sgd", {"optimizer": "momentum", "decay": True, "batch_norm": True}, 32, 5, STOP)
 DROPPING = Member("adam", {"optimizer": "adam", "dropout": 0.3, "overlaps": 1}, 24, 6, STOP)
 ORDERS = {
-    "sgd": ((2, 0, 3, 1), (0, 1, 2, 3), (1, 2, 0, 3), (3, 2, 1, 0), (0, 3, 1, 2), (2, 0, 3, 1)),
-    "adam": ((0, 1, 2, 3), (3, 1, 0, 2), (3, 0, 2, 1), (1, 0, 3, 2), (2, 1, 3, 0), (0, 1, 2, 3)),
+    "sgd": ((2, 0, 3, 1), (0, 1, 2, 3), (1, 2, 0, 3), (3, 2, 1, 0)),
+    "adam": ((0, 1, 2, 3), (3, 1, 0, 2), (3, 0, 2, 1), (1, 0, 3, 2)),
 }
 
 
@@ -114,8 +114,8 @@ def check_reports(reports, visits, metrics, member):
     assert all((report.loss is None) is report.evaluates for report in reports)
     assert all(report.ended_at > report.began_at for report in reports)
     results = [report.result for report in reports if report.result is not None]
-    assert [result.epoch for result in results] == [1, 2, 3]
-    assert [report.result is not None for report in reports] == ([False] * 7 + [True]) * 3
+    assert [result.epoch for result in results] == [1, 2]
+    assert [report.result is not None for report in reports] == ([False] * 7 + [True]) * 2
     for result, expected in zip(results, metrics, strict=True):
         assert {name: result.metrics[name] for name in expected} == pytest.approx(expected, rel=1e-6)
         trained = [r for r in reports if r.epoch == result.epoch and not r.evaluates]
@@ -130,7 +130,7 @@ def check_checkpoint(rank, report, folder, expected):
     saved = rank.saved(report.number)
     loaded = CheckpointFolder(folder).load()
     assert digest(loaded.arrays) == expected
-    assert (saved.epoch, saved.part_samples) == (len(loaded.state.epochs), 0) == (3, 0)
+    assert (saved.epoch, saved.part_samples) == (len(loaded.state.epochs), 0) == (2, 0)
     assert saved.path.startswith(str(folder))
     assert len(list(folder.glob("*.npz"))) == 2
 
@@ -140,7 +140,7 @@ def test_a_schedule_of_pytorch_steps_once_an_epoch(tmp_path, path, ranks):
     tasks = Visits(tmp_path, ensemble_of("pytorch", path))
     rank = ranks(tasks)
     rates = []
-    for one in hops(member, ORDERS["sgd"][:4]):
+    for one in hops(member, ORDERS["sgd"]):
         rank.visit(member, one)
         rates.append(rate_in(rank.store / f"sgd-{one.number}"))
     assert rates == pytest.approx([0.05] * 3 + [0.045] * 8 + [0.0405] * 5)
@@ -282,12 +282,12 @@ def test_an_idle_rank_ends_if_a_checkpoint_cannot_be_written(tmp_path, path, ran
 
 # In groups
 
-GROUPS = (3, 3, 1, 3) * 4
-"""GPUs of each visit: groups, and one GPU alone."""
+GROUPS = (3, 3, 1, 3)
+"""GPUs of each visit of a pass: groups, and one GPU alone."""
 
 
-@pytest.mark.parametrize("framework", MODULES)
-def test_groups_equal_one_process_with_the_same_batches(tmp_path, path, ranks, framework):
+@pytest.mark.parametrize(("framework", "epochs"), [("pytorch", 2), ("tensorflow", 1)])
+def test_groups_equal_one_process_with_the_same_batches(tmp_path, path, ranks, framework, epochs):
     """A group of three ranks, whose leader also makes visits alone; with PyTorch, one keeps no networks."""
     how = {"optimizer": "momentum", "decay": framework == "pytorch", "noted": str(tmp_path / "noted")}
     member = Member("sgd", {**how, "learning_rate": 0.02}, 12, 5, STOP)
@@ -295,19 +295,20 @@ def test_groups_equal_one_process_with_the_same_batches(tmp_path, path, ranks, f
     tasks = Visits(tmp_path, ensemble)
     kept = [2**30, 0 if framework == "pytorch" else 2**30, 2**30]
     group = VisitedGroup(*(ranks(tasks, gpu, networks_bytes=size) for gpu, size in enumerate(kept)))
-    visits = tuple(hops(member, ORDERS["sgd"][:4]))
-    makers = [group if gpus == 3 else group.ranks[0] for gpus in GROUPS]
+    visits = tuple(hops(member, ORDERS["sgd"][: 2 * epochs]))
+    gpus_of = GROUPS * 2 * epochs
+    makers = [group if gpus == 3 else group.ranks[0] for gpus in gpus_of]
     reports = [maker.visit(member, one) for maker, one in zip(makers, visits, strict=True)]
     assert [report.samples for report in reports] == [PARTS[v.partition_number][v.evaluates] for v in visits]
-    assert [r.result.gpus for r in reports if r.result] == [3, 3]
-    expected, metrics = trained_alone(tmp_path, ensemble, member, order_of(visits, GROUPS))
+    assert [r.result.gpus for r in reports if r.result] == [3] * epochs
+    expected, metrics = trained_alone(tmp_path, ensemble, member, order_of(visits, gpus_of))
     arrays, state = state_file.read(group.ranks[0].store, state_after(reports[-1]))
     assert state.gpus == 3
     assert_near(arrays, expected)
     for result, own in zip((r.result for r in reports if r.result), metrics, strict=True):
         assert {name: result.metrics[name] for name in own} == pytest.approx(own, rel=1e-5)
     noted = [(tmp_path / f"noted-{gpu}").read_text().split() for gpu in range(3)]
-    together = [gpus == 3 for one, gpus in zip(visits, GROUPS, strict=True) if not one.evaluates]
+    together = [gpus == 3 for one, gpus in zip(visits, gpus_of, strict=True) if not one.evaluates]
     assert noted[1] == noted[2] == [line for line, at in zip(noted[0], together, strict=False) if at]
 
 
