@@ -464,7 +464,7 @@ def train(task: TaskMessage, events, stop_requested) -> int:
     of memory with a larger batch; ``oom_on``: the same on these numbers of GPUs; ``disk_full_after``: find
     the disk full once, after so many epochs; ``to_the_limit``: converge by the `max_epochs` of the stop rule
     and nothing else; ``eat``: hold so many bytes of memory; ``held_after``, ``until``: after so many epochs
-    train no further until there is such a file.
+    train no further until there is such a file; ``rate``: report so many samples/s.
     """
     training = task.training
     member = training.ensemble.member(task.name)
@@ -532,7 +532,9 @@ def _reported(task: TaskMessage) -> set[int]:
 
 def _report_epoch(task: TaskMessage, events, number: int, **more: float) -> None:
     metrics = {"loss": 1 / number, "val_accuracy": number / 100}
-    result = EpochResult(number, metrics, 0.1, task.training.allocation.gpus, time.time())
+    member = task.training.ensemble.member(task.name)
+    seen = (time.time(), member.config.get("rate"), member.batch_size)
+    result = EpochResult(number, metrics, 0.1, task.training.allocation.gpus, *seen)
     events.write("epoch", **encode(result), **more)
 
 

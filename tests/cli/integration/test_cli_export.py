@@ -76,7 +76,6 @@ TORCH_MEMBERS = """\
   - {name: parts, gpus: 2, shard: true, keep: {best: 2}, config: {units: 24, rate: 0.08}}
 """
 KERAS_MEMBERS = """\
-  - {name: plain, gpus: 1, config: {units: 24, rate: 0.08}}
   - {name: unbuilt, gpus: 1, config: {units: 24, rate: 0.08, unbuilt: true}}
   - {name: own, gpus: 1, config: {units: 24, rate: 0.08, own: true}}
 """
@@ -246,8 +245,6 @@ def test_keras_loads_the_weights_and_gets_the_same_metrics(tmp_path):
     files = [
         exported(project, member, "-o", file)
         for member, file in (
-            ("plain", "plain.keras"),
-            ("plain", "plain.weights.h5"),
             ("unbuilt", "unbuilt.keras"),
             ("own", "own.weights.h5"),
         )

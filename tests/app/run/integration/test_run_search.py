@@ -79,7 +79,7 @@ def expected(project) -> dict:
     return {"configs": {trial.number: trial.config for trial in run.trials}, "losses": losses}
 
 
-@pytest.mark.parametrize(("method", "kills"), [("asha", (1,)), ("pbt", (5,)), ("optuna", ())])
+@pytest.mark.parametrize(("method", "kills"), [("asha", (1,)), ("pbt", (5,))])
 def test_a_search_drives_a_run_also_if_it_is_killed(method, kills, tmp_path):
     pytest.importorskip("optuna")
     project = project_of(tmp_path / "project", method)
@@ -88,6 +88,12 @@ def test_a_search_drives_a_run_also_if_it_is_killed(method, kills, tmp_path):
         wait_for(partial(has_come_to, project, reports))
         kill_all(str(project.path))
         assert project.here("submit").code == 0
+    check_results(project, method)
+    MORE[method](project)
+
+
+def check_results(project, method):
+    """Wait for the end of a search; check its results, and what commands show of them."""
     wait_for(lambda: told(project, "job_ended"))
     assert results(project) == expected(project)
     assert asked_twice(project) == []
@@ -103,7 +109,6 @@ def test_a_search_drives_a_run_also_if_it_is_killed(method, kills, tmp_path):
     )
     assert f"{shown['trials'][0]['member']} " in project.here("search", "show", "--best", "1").stdout
     assert "learning_rate=" in project.here("status").stdout
-    MORE.get(method, lambda _: None)(project)
 
 
 def study_of(project):
@@ -118,7 +123,7 @@ def study_of(project):
 
 def test_a_study_follows_a_run_and_no_other_file_is_touched(tmp_path):
     optuna = pytest.importorskip("optuna")
-    project = project_of(tmp_path / "project", "optuna", trials=20)
+    project = project_of(tmp_path / "project", "optuna", trials=12)
     assert project.here("submit", "--gpus", "2").code == 0
     wait_for(partial(has_come_to, project, 1))
     follower = project.start("search", "export", "--study", "trials.db", "--watch")
@@ -126,8 +131,9 @@ def test_a_study_follows_a_run_and_no_other_file_is_touched(tmp_path):
     storage = f"sqlite:///{project.path}/trials.db"
     assert follower.wait(120) == 0
     states = [trial.state.name for trial in optuna.load_study(study_name=RUN, storage=storage).trials]
-    assert len(states) == 20
+    assert len(states) == 12
     assert set(states) == {"COMPLETE", "PRUNED"}
+    check_results(project, "optuna")
     (project.path / "notes.db").write_text("mine")
     refused = project.here("search", "export", "--study", "notes.db")
     assert refused.code == 2
