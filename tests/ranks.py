@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -40,10 +41,15 @@ def fork(work: Callable[..., object], *arguments, log: Path | None = None) -> Ba
         File for what the process prints.
     """
     process = FORKED.Process(target=_run, args=(work, arguments, log), daemon=True)
-    # Of the process that forks, which the first start starts; it finds no modules beside those of packages.
-    with _environment(dict.fromkeys(THREAD_VARIABLES, "1") | {"PYTHONPATH": str(Path(__file__).parent)}):
+    with _environment_of_ranks():
         process.start()
     return process
+
+
+def result_of(work: Callable[..., object], *arguments):
+    """Return the result of a function that runs in such a process, or raise its error."""
+    with _environment_of_ranks(), ProcessPoolExecutor(1, FORKED) as processes:
+        return processes.submit(work, *arguments).result()
 
 
 def run_ranks(work: Callable[..., object], ranks: int, folder: Path, *arguments) -> None:
@@ -79,9 +85,11 @@ def rank_in(folder: Path | str, rank: int, size: int, keep: ExitStack):
 
 
 @contextmanager
-def _environment(variables: dict[str, str]):
+def _environment_of_ranks():
+    """Set the variables of the process that forks, which the first start starts."""
     before = dict(os.environ)
-    os.environ.update(variables)
+    # It finds no modules beside those of packages.
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1") | {"PYTHONPATH": str(Path(__file__).parent)})
     try:
         yield
     finally:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 
 import pytest
-from ranks import FORKED
+from ranks import result_of
 from tiny_networks import ENSEMBLES, MODULES, functions_of
 
 from hetctl.model.ensemble import Ensemble, Member, StopRule
@@ -58,8 +57,7 @@ def measured(folder, framework, pause_s, **launch):
 @pytest.mark.parametrize("framework", MODULES)
 def test_a_point_has_the_rate_of_full_batches_and_the_overheads(tmp_path, framework):
     # In a separate process: TensorFlow accepts no number of threads after its first operation.
-    with ProcessPoolExecutor(1, FORKED) as process:
-        point = process.submit(measured, tmp_path / "profile", framework, PAUSE_S).result()
+    point = result_of(measured, tmp_path / "profile", framework, PAUSE_S)
     assert 0 < point.rate < 96 / PAUSE_S
     assert point.steps * PAUSE_S >= 0.2 * LEAST_TIMED_S
     assert point.rate_error is not None
@@ -75,8 +73,7 @@ def test_a_point_has_the_rate_of_full_batches_and_the_overheads(tmp_path, framew
 @pytest.mark.training
 def test_the_start_of_a_step_of_its_own_counts_as_start_up(tmp_path):
     launch = {"launched_at": time.time() - 1000.0, "own_step": True}
-    with ProcessPoolExecutor(1, FORKED) as process:
-        point = process.submit(partial(measured, **launch), tmp_path / "profile", "pytorch", PAUSE_S).result()
+    point = result_of(partial(measured, **launch), tmp_path / "profile", "pytorch", PAUSE_S)
     assert point.startup_s > 1000.0
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
-from multiprocessing import get_context
 
 import numpy as np
 import pytest
+from ranks import result_of
 from tiny_networks import ENSEMBLES, MODULES, functions_of
 
 from hetctl.model.ensemble import Ensemble, Member, StopRule
@@ -218,9 +217,7 @@ def refusal_of(folder, config, functions):
 
 
 def point_of(folder, framework):
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        job = process.submit(on_a_rank, folder, framework, {"units": 512}, functions_of(framework))
-        found = job.result()
+    found = result_of(on_a_rank, folder, framework, {"units": 512}, functions_of(framework))
     assert (found.kind, found.source) == ("layers", "m@layers")
     return decode(LayerPoint, dict(found.data))
 
@@ -251,6 +248,5 @@ def test_pytorch_tells_what_each_layer_holds(tmp_path):
 @pytest.mark.training
 def test_a_network_that_cannot_be_cut_is_refused_before_its_data(tmp_path):
     functions = replace(functions_of("pytorch"), input_fn="tiny_torch:no_input_fn")
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        error = process.submit(refusal_of, tmp_path / "p", {"uncut": True}, functions).result()
+    error = result_of(refusal_of, tmp_path / "p", {"uncut": True}, functions)
     assert error.endswith("Uncut as model instead of torch.nn.Sequential for m: it cannot be cut into stages")
