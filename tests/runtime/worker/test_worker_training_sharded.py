@@ -34,7 +34,10 @@ def results(told):
     ("member", "train_fn"),
     [
         (UNEVEN, None),
-        (replace(UNEVEN, config={"optimizer": "adagrad"}, batch_size=8), None),
+        (
+            replace(UNEVEN, config={"optimizer": "adagrad"}, batch_size=8, stop=replace(STOP, max_epochs=1)),
+            None,
+        ),
         (replace(UNEVEN, config={"batch_norm": True}, batch_size=23, global_batch_size=None), None),
         (
             replace(UNEVEN, config={"optimizer": "momentum"}, batch_size=23, global_batch_size=None),
@@ -59,8 +62,7 @@ def test_parts_train_as_whole_networks_do(tmp_path, member, train_fn):
 
 
 def test_a_rank_of_two_holds_half_of_the_numbers(tmp_path):
-    member = replace(UNEVEN, config={"units": 64}, stop=replace(STOP, max_epochs=1))
-    _, told = sharded_ranks.train(tmp_path, member, 2)
+    _, told = sharded_ranks.train(tmp_path, replace(UNEVEN, config={"units": 64}), 2, stop=3)
     parameters = 64 * 64 + 3 * (2 * 3 * 64 * 64 + 4 * 64) + 2 * 64 + 3 + 64 * 10 + 10
     for each in told:
         held, of_optimizer = each["held"]
