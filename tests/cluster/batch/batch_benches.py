@@ -10,6 +10,8 @@ import os
 import time
 from pathlib import Path
 
+from lsf_cluster import FluxCluster, LsfCluster, PbsCluster
+
 from hetctl.cluster.batch.base import JobRequest
 from hetctl.cluster.batch.flux import FluxBatch
 from hetctl.cluster.batch.local import LocalBatch
@@ -46,6 +48,13 @@ class Bench:
 
     def set_up(self, request) -> None:
         raise NotImplementedError
+
+    def use(self, request, cluster) -> None:
+        """Have the commands of a cluster on the PATH during the test."""
+        self.cluster = cluster
+        patch = request.getfixturevalue("monkeypatch")
+        for name, value in cluster.environment().items():
+            patch.setenv(name, value)
 
     def request(self, name, text, wall_s=None, after=None) -> JobRequest:
         """Write a script that is to become a job."""
@@ -108,18 +117,30 @@ class SlurmBench(Bench):
     queue = "main"
 
     def set_up(self, request) -> None:
-        self.cluster = request.getfixturevalue("slurm_cluster")
-        patch = request.getfixturevalue("monkeypatch")
-        for name, value in self.cluster.environment().items():
-            patch.setenv(name, value)
+        self.use(request, request.getfixturevalue("slurm_cluster"))
         self.batch = SlurmBatch(self.folder)
 
     def reach_limit(self, job) -> None:
         self.cluster.run("scontrol", "update", f"jobid={job}", "EndTime=now+1")
 
 
-class LsfBench(Bench):
-    """The stand-in for LSF, whose minutes shrink when a limit is to come near."""
+class StandInBench(Bench):
+    """A stand-in, whose minutes shrink when a limit is to come near."""
+
+    def set_up(self, request) -> None:
+        self.use(request, request.getfixturevalue("standin")(self.kind))
+        self.batch = self.system(self.folder)
+
+    def reach_limit(self, _job) -> None:
+        self.cluster.ask("set", minute_s=0.01)
+
+    def close(self) -> None:
+        super().close()
+        self.cluster.ask("set", minute_s=60.0)
+
+
+class LsfBench(StandInBench):
+    """The stand-in for LSF."""
 
     batch_system = "lsf"
     command = ("bsub",)
@@ -127,15 +148,11 @@ class LsfBench(Bench):
     after_line = "#BSUB -w 'ended({after})'\n"
     queue = "normal"
 
-    def set_up(self, request) -> None:
-        self.cluster = request.getfixturevalue("start_lsf")()
-        self.batch = LsfBatch(self.folder)
-
-    def reach_limit(self, _job) -> None:
-        self.cluster.ask("set", minute_s=0.01)
+    kind = LsfCluster
+    system = LsfBatch
 
 
-class PbsBench(Bench):
+class PbsBench(StandInBench):
     """The stand-in for PBS, with LSF's daemon."""
 
     batch_system = "pbs"
@@ -144,15 +161,11 @@ class PbsBench(Bench):
     after_line = "#PBS -W depend=afterany:{after}\n"
     queue = "workq"
 
-    def set_up(self, request) -> None:
-        self.cluster = request.getfixturevalue("start_pbs")()
-        self.batch = PbsBatch(self.folder)
-
-    def reach_limit(self, _job) -> None:
-        self.cluster.ask("set", minute_s=0.01)
+    kind = PbsCluster
+    system = PbsBatch
 
 
-class FluxBench(Bench):
+class FluxBench(StandInBench):
     """The stand-in for Flux, with LSF's daemon."""
 
     batch_system = "flux"
@@ -163,12 +176,8 @@ class FluxBench(Bench):
     after_line = "# flux: --dependency=afterany:{after}\n"
     queue = "batch"
 
-    def set_up(self, request) -> None:
-        self.cluster = request.getfixturevalue("start_flux")()
-        self.batch = FluxBatch(self.folder)
-
-    def reach_limit(self, _job) -> None:
-        self.cluster.ask("set", minute_s=0.01)
+    kind = FluxCluster
+    system = FluxBatch
 
 
 BENCHES = {"local": LocalBench, "slurm": SlurmBench, "lsf": LsfBench, "pbs": PbsBench, "flux": FluxBench}
