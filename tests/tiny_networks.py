@@ -89,7 +89,7 @@ def train_rank(number, framework, gpus, batch, config, folder, samples, train_fn
     balancer = Scripted(rank.group.rank, sizes) if sizes and gpus > 1 else None
     if balancer:
         loader.split(balancer.sizes)
-    for epoch in (1, 2, 3) if sizes else (1, 2):
+    for epoch in (1, 2):
         most = member.micro_batch_size
         batches = Batches(loader, epoch, 0, rank.group, lambda: False, balancer=balancer, most=most)
         loss = rank.network.train(batches)
@@ -102,7 +102,7 @@ def train_rank(number, framework, gpus, batch, config, folder, samples, train_fn
 def train_on(
     framework, gpus, batch, config, folder, *, samples=600, train_fn=None, seed=5, sizes=(), chunk=None
 ):
-    """Train two epochs, or three with `sizes`; return the state of each rank and what it returned.
+    """Train two epochs; return the state of each rank and what it returned.
 
     `sizes` has the batch sizes of all ranks in one step after another, over and over; `chunk` is the global
     batch size.

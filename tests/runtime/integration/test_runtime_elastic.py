@@ -7,7 +7,7 @@ import time
 
 import pytest
 from driven_job import Job
-from tiny_networks import ENSEMBLES, MODULES, functions_of
+from tiny_networks import ENSEMBLES, functions_of
 from whole_folds import usage_of
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
@@ -67,11 +67,12 @@ def after(seconds):
 
 
 def after_samples(count):
-    """Return a rule that is true when a member has trained so many samples on the GPUs that it has now."""
+    """Return a rule that is true when member m has trained so many samples on the GPUs that it has now."""
     left_at_start = {}
 
     def due(request, _since_s):
-        left = {held.since_s: held.workload.samples_left for held in request.held}
+        ours = (held for held in request.held if held.workload.name == "m")
+        left = {held.since_s: held.workload.samples_left for held in ours}
         return any(left_at_start.setdefault(step, left[step]) - left[step] > count for step in left)
 
     return due
@@ -232,34 +233,29 @@ def test_a_resized_global_batch_ends_as_a_still_one(tmp_path, monkeypatch):
     """Resized in the midst of epochs, from 1 to 2 and to 4 ranks: losses are equal to 1e-5."""
     config = {"pause_s": 0.03, "optimizer": "sgd", "learning_rate": 0.1}
     stop = StopRule("val_accuracy", "max", 9, max_epochs=2)
-    member = Member("m", config, 20, 5, stop, global_batch_size=40)
+    members = tuple(Member(name, config, 20, 5, stop, global_batch_size=40) for name in ("m", "still"))
     functions = functions_of("pytorch", "fit_train_fn")
-    ensemble = Ensemble("tiny", "pytorch", functions, (member,), str(ENSEMBLES))
-    profile = MemberProfile("m", {1: 200.0}, None, 640)
-    losses = {}
-    for name, states in {"still": [1], "resized": [1, 2, 4]}.items():
-        (tmp_path / name).mkdir()
-        job = Job(
-            tmp_path / name, {}, slots=4, planner="script", grace_s=60, profiles=(profile,), ensemble=ensemble
-        )
-        script = Script([(give("m", *range(gpus)),) for gpus in states], after_samples(40))
-        job.drive_by(script.planner, monkeypatch, real=True)
-        assert job.task_gpus("m") == states
-        epochs = job.progress()["m"].epochs
-        losses[name] = [epoch.metrics["val_loss"] for epoch in epochs]
-    assert len(losses["still"]) == 2
-    assert losses["resized"] == pytest.approx(losses["still"], rel=1e-5)
+    ensemble = Ensemble("tiny", "pytorch", functions, members, str(ENSEMBLES))
+    profiles = tuple(MemberProfile(member.name, {1: 200.0}, None, 640) for member in members)
+    job = Job(tmp_path, {}, slots=5, planner="script", grace_s=60, profiles=profiles, ensemble=ensemble)
+    states = [(give("m", *range(gpus)), give("still", 4)) for gpus in (1, 2, 4)]
+    job.drive_by(Script(states, after_samples(40)).planner, monkeypatch, real=True)
+    assert (job.task_gpus("m"), job.task_gpus("still")) == ([1, 2, 4], [1])
+    resized, still = (
+        [epoch.metrics["val_loss"] for epoch in job.progress()[member.name].epochs] for member in members
+    )
+    assert len(still) == 2
+    assert resized == pytest.approx(still, rel=1e-5)
 
 
 @pytest.mark.training
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no Open MPI on this machine")
-@pytest.mark.parametrize("framework", MODULES)
-def test_a_member_resized_twice_trains_every_sample_once(tmp_path, monkeypatch, framework):
+def test_a_member_resized_twice_trains_every_sample_once(tmp_path, monkeypatch):
     member = Member("m", {"pause_s": 0.1}, 32, 5, StopRule("val_accuracy", "max", 9, max_epochs=3), 2)
-    functions = functions_of(framework, "fit_train_fn")
+    functions = functions_of("tensorflow", "fit_train_fn")
     job = Job(
         tmp_path, {}, planner="script", grace_s=60, profiles=(MemberProfile("m", {1: 100.0}, None, 640),),
-        ensemble=Ensemble("tiny", framework, functions, (member,), str(ENSEMBLES)),
+        ensemble=Ensemble("tiny", "tensorflow", functions, (member,), str(ENSEMBLES)),
     )  # fmt: skip
     alone, both = (give("m", 0),), (give("m", 0, 1),)
     job.drive_by(Script([alone, both, alone], after_samples(40)).planner, monkeypatch, real=True)

@@ -4,28 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiny_networks import MODULES, train_on
+from tiny_networks import train_on
 
 pytestmark = pytest.mark.training
 PLAIN = {"optimizer": "momentum", "learning_rate": 0.05, "float64": True}
-
-
-@pytest.mark.parametrize("train_fn", [None, "fit_train_fn"])
-@pytest.mark.parametrize(("framework", "numbers"), [("pytorch", (1, 2, 4)), ("tensorflow", (2,))])
-def test_a_global_batch_trains_alike_on_any_number_of_gpus(tmp_path, framework, numbers, train_fn):
-    """Shares of 50, 25, and 13 and 12 samples in batches of at most 8; the last chunk has 1 sample.
-
-    The shares are those of either framework, in which a rank of TensorFlow takes 3 s.
-    """
-    how = {"samples": 201, "train_fn": train_fn}
-    (one,), (alone,) = train_on(framework, 1, 50, PLAIN, tmp_path, **how)
-    for gpus in numbers:
-        states, results = train_on(framework, gpus, 8, PLAIN, tmp_path, **how, chunk=50)
-        assert all(result == results[0] for result in results)
-        if train_fn is None:
-            assert results[0][0] == pytest.approx(alone[0], rel=1e-9)
-        assert results[0][1] == pytest.approx(alone[1], rel=1e-5)
-        assert_equal(states[0], one, str(gpus))
 
 
 def assert_equal(state, wanted, where=""):
@@ -33,17 +15,24 @@ def assert_equal(state, wanted, where=""):
         np.testing.assert_allclose(state[name], array, rtol=1e-7, atol=1e-9, err_msg=f"{where} {name}")
 
 
-@pytest.mark.parametrize("framework", MODULES)
-def test_unequal_shares_come_in_batches_of_the_member_too(tmp_path, framework):
-    """LB-BSP, Equation 7: shares of 38 and 12 samples, then of 4 and 46, in batches of at most 16."""
-    sizes = [[38, 12], [4, 46]]
-    how = {"samples": 201, "sizes": sizes}
-    (one,), (alone,) = train_on(framework, 1, 50, PLAIN, tmp_path, **how)
-    states, results = train_on(framework, 2, 16, PLAIN, tmp_path, **how, chunk=50)
-    assert results[0] == results[1]
-    assert results[0][0] == pytest.approx(alone[0], rel=1e-9)
-    assert_equal(states[0], one)
-    assert_equal(states[1], one)
+@pytest.mark.parametrize(("framework", "numbers"), [("pytorch", (1, 2, 4)), ("tensorflow", (2,))])
+def test_a_global_batch_trains_alike_on_any_number_of_gpus(tmp_path, framework, numbers):
+    """Equal shares of 50, 25, and 13 and 12 samples in batches of at most 8; the last chunk has 1 sample.
+
+    Unequal ones (LB-BSP, Equation 7) of 38 and 12 samples, then of 4 and 46, in batches of at most 16. The
+    shares are those of either framework, in which a rank of TensorFlow takes 3 s.
+    """
+    (one,), (alone,) = train_on(framework, 1, 50, PLAIN, tmp_path, samples=201)
+    equal = [(gpus, 8, {"train_fn": fn}) for fn in (None, "fit_train_fn") for gpus in numbers]
+    for number, (gpus, batch, how) in enumerate((*equal, (2, 16, {"sizes": [[38, 12], [4, 46]]}))):
+        (folder := tmp_path / str(number)).mkdir()
+        states, results = train_on(framework, gpus, batch, PLAIN, folder, samples=201, chunk=50, **how)
+        assert all(result == results[0] for result in results)
+        if not how.get("train_fn"):
+            assert results[0][0] == pytest.approx(alone[0], rel=1e-9)
+        assert results[0][1] == pytest.approx(alone[1], rel=1e-5)
+        for state in states:
+            assert_equal(state, one, f"{gpus} {how}")
 
 
 def test_batch_norm_sees_equal_batches_where_shares_divide(tmp_path):

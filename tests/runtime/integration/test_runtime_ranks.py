@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from driven_job import Job
-from tiny_networks import ENSEMBLES, MODULES, functions_of
+from tiny_networks import ENSEMBLES, functions_of
 from workbench import ranks_of, wait_for
 
 from hetctl.model.ensemble import Ensemble, Member, StopRule
@@ -64,9 +64,7 @@ def test_whom_a_rank_trained_before_makes_no_difference(tmp_path, framework, lau
     """Ranks stay, but for those in a member's own step, each of whose starts counts in full."""
     last = member("last", seed=4, units=24, dropout=0.2)
     long = real_job(tmp_path / "long", framework, (member("first"), member("second", batch_norm=True), last))
-    others = (member("other", max_gpus=2),) if launch == MEMBERS else ()
-    site = replace(SITE, launch=launch)
-    short = real_job(tmp_path / "short", framework, (last, *others), slots=1 + len(others), site=site)
+    short = real_job(tmp_path / "short", framework, (last,), site=replace(SITE, launch=launch))
     for job in (long, short):
         assert "ended: finished" in job.drive()
     assert len(long.rounds()) == 3
@@ -79,8 +77,7 @@ def test_whom_a_rank_trained_before_makes_no_difference(tmp_path, framework, lau
     assert ours.keys() == theirs.keys()
     for name, array in ours.items():
         assert np.array_equal(array, theirs[name]), name
-    for name in ("last", "other") if others else ():
-        assert restart_s(short, name) == startup_s(short, name)
+    assert restart_s(short, "last") == (startup_s(short, "last") if launch == MEMBERS else None)
 
 
 def on_both(each):
@@ -118,54 +115,65 @@ def test_an_edit_does_not_change_the_members_that_train(tmp_path):
     assert job.trained("one") == [1, 2]
 
 
-@pytest.mark.parametrize(("framework", "to_raise", "to_die"), [("tensorflow", 1, 0), ("pytorch", 0, 1)])
-def test_a_group_is_formed_again_after_the_loss_of_a_rank(tmp_path, framework, to_raise, to_die):
-    members = [
-        on_both(member(how, how=how, rank=rank, done=str(tmp_path / how)))
-        for how, rank in (("raise", to_raise), ("kill", to_die))
-    ]
-    job = real_job(tmp_path / "job", framework, tuple(members), slots=2, train_fn="fragile_train_fn")
-    assert "ended: finished" in job.drive()
-    ends = [(event.data["member"], event.data["reason"]) for event in job.events("task_ended")]
-    assert [reason for name, reason in ends if name == "raise"] == ["program-error", "finished"]
-    assert [reason for name, reason in ends if name == "kill"] == ["killed", "finished"]
-    errors = [[event.data["error"] for event in job.events("failed", one.name)] for one in members]
-    assert errors == [["ValueError: this rank has had enough"], []]
-
-
-@pytest.mark.parametrize("framework", MODULES)
-def test_a_killed_group_goes_on_within_its_epoch(tmp_path, framework):
-    """Another member like the killed one trains in the same job without a fault."""
+@pytest.mark.parametrize(
+    ("framework", "to_raise", "to_kill", "to_stop"), [("tensorflow", 1, [0], 0), ("pytorch", 0, [0, 1], 1)]
+)
+def test_a_group_loses_ranks_and_goes_on_within_its_epoch(tmp_path, framework, to_raise, to_kill, to_stop):
+    """In the same job a rank of one member raises an error, and another member trains without a fault."""
+    fragile = member("raise", how="raise", rank=to_raise, done=str(tmp_path / "raised"))
     long, whole = (
-        replace(on_both(member(name, pause_s=0.1)), checkpoint=CheckpointInterval(3, STEPS))
-        for name in ("long", "whole")
+        replace(each, checkpoint=CheckpointInterval(3, STEPS))
+        for each in (member("long", pause_s=0.4), member("whole"))
     )
-    job = real_job(tmp_path / "job", framework, (long, whole), slots=2, train_fn="fit_train_fn")
+    members = tuple(map(on_both, (long, whole, fragile)))
+    job = real_job(tmp_path / "job", framework, members, slots=2, train_fn="fragile_train_fn")
     process = job.start()
-    wait_for(lambda: len(job.events("checkpoint", "long")) >= 2, 90)
-    os.kill(ranks_of(job.run.path)[0], signal.SIGKILL)
-    output, _ = process.communicate(timeout=90)
+
+    def started(times):
+        wait_for(lambda: len(job.events("first_step", "long")) == times, 90)
+        return job.events("started", "long")[-1].data
+
+    for times, rank in enumerate(to_kill, 1):
+        started(times)
+        known = len(job.events("checkpoint", "long"))
+        wait_for(lambda known=known: len(job.events("checkpoint", "long")) > known, 90)
+        os.kill(ranks_of(job.run.path)[rank], signal.SIGKILL)
+    kills = len(to_kill)
+    again = started(kills + 1)
+    assert again["epochs"] or again["part_samples"] >= kills * 3 * 64
+    assert again["part_samples"] % (3 * 64) == 0
+    ranks = ranks_of(job.run.path)
+    os.kill(ranks[to_stop], signal.SIGTERM)
+    last = wait_for(lambda: len(all_of := job.events("started", "long")) == kills + 2 and all_of[-1].data, 60)
+    assert ranks_of(job.run.path) == ranks
+    output, _ = process.communicate(timeout=120)
     assert "ended: finished" in output
-    first, second = (event.data for event in job.events("started", "long"))
-    assert (first["epochs"], first["part_samples"]) == (0, 0)
-    assert second["epochs"] == 0
-    assert second["part_samples"] >= 2 * 3 * 64
-    assert second["part_samples"] % (3 * 64) == 0
+    (stopped,) = job.events("stopped", "long")
+    assert stopped.data["reason"] == "signal"
+    assert 0 < stopped.data["part_samples"] == last["part_samples"] < 640
+    ends = {each.name: [] for each in members}
+    for event in job.events("task_ended"):
+        ends[event.data["member"]].append((event.data["reason"], event.data["fault"]))
+    assert ends == {
+        "long": [("killed", True)] * kills + [("told", False), ("finished", False)],
+        "whole": [("finished", False)],
+        "raise": [("program-error", True), ("finished", False)],
+    }
+    errors = [[event.data["error"] for event in job.events("failed", each.name)] for each in members]
+    assert errors == [[], [], ["ValueError: this rank has had enough"]]
     assert job.trained("long") == job.trained("whole") == [1, 2]
     ours, theirs = weights(job, "long"), weights(job, "whole")
     assert all(np.array_equal(array, theirs[name]) for name, array in ours.items())
 
 
-@pytest.mark.parametrize(
-    ("framework", "gpus", "rank"), [("pytorch", 1, 0), ("pytorch", 2, 1), ("tensorflow", 2, 0)]
-)
-def test_sigterm_writes_a_checkpoint_within_an_epoch(tmp_path, framework, gpus, rank):
-    slow = member("slow", max_gpus=gpus, pause_s=0.4)
-    job = real_job(tmp_path / "job", framework, (slow,), slots=gpus, train_fn="fit_train_fn", retries=0)
+def test_sigterm_writes_a_checkpoint_of_a_lone_rank_within_an_epoch(tmp_path):
+    job = real_job(
+        tmp_path / "job", "pytorch", (member("slow", pause_s=0.4),), train_fn="fit_train_fn", retries=0
+    )
     process = job.start()
     wait_for(lambda: job.events("first_step", "slow"), 90)
     ranks = ranks_of(job.run.path)
-    os.kill(ranks[rank], signal.SIGTERM)
+    os.kill(ranks[0], signal.SIGTERM)
     first, second = wait_for(lambda: len(found := job.events("started", "slow")) == 2 and found, 60)
     assert ranks_of(job.run.path) == ranks
     output, _ = process.communicate(timeout=90)
