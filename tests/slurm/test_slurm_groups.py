@@ -7,7 +7,7 @@ import shutil
 import sys
 import zlib
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -91,9 +91,8 @@ def test_lockstep_on_two_nodes_reads_each_sample_once(slurm_cluster, tmp_path):
 def test_parts_of_a_network_on_two_nodes_go_on_when_one_dies(slurm_cluster, tmp_path):
     """The checkpoint of its four ranks is read by the two that are left: results are those of one rank."""
     project = project_of(
-        "pytorch", slurm_cluster, tmp_path / "project", {"m": RANKS}, epochs=5, config={"rest_s": 0.1},
-        functions={f"{name}_fn": f"sharded_torch:{name}_fn" for name in ("input", "model")}
-        | {"train_fn": "sharded_torch:resting_train_fn"},
+        "pytorch", slurm_cluster, tmp_path / "project", {"m": RANKS}, epochs=5, config={"rest_s": 0.2},
+        functions=asdict(sharded_ranks.functions("resting_train_fn")),
         keys=f"global_batch_size: {RANKS * BATCH}, shard: true, min_gpus: 2, max_gpus: 4",
     )  # fmt: skip
     assert project.here("submit", "--gpus", "4", "--time", "10m").code == 0
