@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slurm
 
 RUN = "lot-001"
 GPUS = {"a": 1, "b": 1, "c": 2, "d": 2, "wide": 4}
-EPOCHS = {"a": 3, "b": 3, "c": 8, "d": 3, "wide": 3}
+EPOCHS = {"a": 6, "b": 6, "c": 11, "d": 3, "wide": 3}
 ENSEMBLE = """\
 name: lot
 framework: tensorflow
