@@ -39,17 +39,21 @@ def last_uses(paths: Iterable[Path]) -> Iterator[float]:
         yield max(facts.st_atime, facts.st_mtime)
 
 
-def purge_warning(purge: Purge, uses: Iterable[float], now: float) -> str:
+def purge_warning(purge: Purge, created_at: float, uses: Iterable[float], now: float) -> str:
     """Return a warning with the date from which a run's files are deleted; empty long before it.
 
     Parameters
     ----------
+    created_at : float
+        When the run began. Files of a young run are not asked for: that is a request to a server for each.
     uses : iterable of float
-        Last use of each file; they and `now` are in seconds since the epoch.
+        Last use of each file; all times are in seconds since the epoch.
     """
-    end = min(uses, default=now) + purge.days * DAY_S
-    if end - now > purge.days * DAY_S * WARNED_SHARE:
+    kept_s = purge.days * DAY_S
+    quiet_s = kept_s * (1 - WARNED_SHARE)
+    if now - created_at < quiet_s or now - (oldest := min(uses, default=now)) < quiet_s:
         return ""
+    end = oldest + kept_s
     date = time.strftime("%Y-%m-%d", time.localtime(end))
     return (
         f"the site deletes files that nobody has used for {purge.days} days, of this run from {date} on:"
@@ -62,5 +66,5 @@ def renew(paths: Iterable[Path], now: float) -> None:
     for path in paths:
         try:
             os.utime(path, (now, path.stat().st_mtime))
-        except FileNotFoundError:
+        except (FileNotFoundError, PermissionError):  # a file of another user in a shared project
             continue

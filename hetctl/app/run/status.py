@@ -146,7 +146,7 @@ class RunWatch:
             spec = record.spec
             self._answer = _asked(self._project, spec.run, spec.site, jobs, view.state.facts.jobs)
         if self._purge is None:
-            self._purge = _purge_warning(self._project, record.spec)
+            self._purge = _purge_warning(self._project, record.spec, record.created_at)
         status = _status(record, *self._answer, view, most, order)
         if self._purge:
             status = replace(status, warnings=(*status.warnings, self._purge))
@@ -225,13 +225,13 @@ class RunWatch:
         return self._view
 
 
-def _purge_warning(project: Project, spec: RunSpec) -> str:
+def _purge_warning(project: Project, spec: RunSpec, created_at: float) -> str:
     """Return a warning of the site's deletion of a run's files; empty without any, or long before it."""
     purge, checkpoints = spec.site.purge, Path(spec.checkpoints)
     if not purge or not purge.takes(str(project.home.path), spec.checkpoints):
         return ""
     uses = last_uses(kept_files(project.home.run(spec.run), checkpoints))
-    return purge_warning(purge, uses, time.time())
+    return purge_warning(purge, created_at, uses, time.time())
 
 
 def state_and_summary(project: Project, run: ListedRun) -> tuple[str, RunSummary]:
