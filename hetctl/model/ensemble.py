@@ -503,7 +503,7 @@ class Ensemble:
             self, members=(member,), framework=code.framework, functions=code.functions, data=code.data
         )
 
-    def as_installed(self, python: str | None = None) -> Ensemble:
+    def as_installed(self, python: str | None = None, *, one_gpu: bool = False) -> Ensemble:
         """Return it with one GPU for each member that could train on more only with a missing package.
 
         A member whose `min_gpus` is above one keeps its numbers: its ranks tell what is missing.
@@ -512,10 +512,12 @@ class Ensemble:
         ----------
         python : str or None
             Interpreter of the jobs, whose packages are not known; None: this one.
+        one_gpu : bool
+            True if no member can train on more, as MIG devices do not reach each other.
         """
-        if python is not None:
+        if python is not None and not one_gpu:
             return self
-        missing = {code: missing_for_groups(code.framework) for code in self.codes}
+        missing = {code: one_gpu or bool(missing_for_groups(code.framework)) for code in self.codes}
         if not any(missing.values()):
             return self
         members = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Mapping
 from dataclasses import field, replace
 from typing import Annotated, Any
@@ -293,6 +294,8 @@ class SiteKey:
     measured_at: float | None = None
 
 
+MIG_PROFILE = re.compile(r"\dg\.\d+gb", re.IGNORECASE)
+"""Profile of a MIG device: slices of the GPU and of its memory."""
 OF_COMMUNICATION = ("NCCL_", "RCCL_", "GLOO_", "HOROVOD_GLOO_", "FI_")
 """Prefixes of variables of NCCL, RCCL, Gloo and libfabric; a site only gives defaults for these."""
 
@@ -338,7 +341,10 @@ class Site:
             choices=("gpu", "slot"),
         ),
     ] = "gpu"
-    gpu_type: Annotated[Line | None, Key("Model of the GPUs, such as V100.")] = None
+    gpu_type: Annotated[
+        Line | None,
+        Key("Model of the GPUs, such as V100; of MIG devices with the profile, such as A100-1g.10gb."),
+    ] = None
     gpu_memory: Annotated[
         Bytes | None, Key("Memory of each GPU, such as 16GB; null: not taken into account.")
     ] = None
@@ -512,6 +518,12 @@ class Site:
         node_hours = node_seconds / 3600
         gpu_hours = node_hours * (self.gpus_per_node if by_nodes else gpus / nodes)
         return Cost(node_hours, gpu_hours, self.billing.factor * (node_hours if by_nodes else gpu_hours))
+
+    @property
+    def has_mig(self) -> bool:
+        """True if its GPUs are MIG devices, by the name of a type: members have one each."""
+        types = (self.gpu_type, *(one.gpu_type for one in self.node_types))
+        return any(MIG_PROFILE.search(gpu_type or "") for gpu_type in types)
 
     @property
     def gpus_of_one_type(self) -> int:

@@ -25,6 +25,7 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import Site
 from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.model.values import dataclass
+from hetctl.runtime.agent.binding import MIG
 from hetctl.runtime.agent.gpus import cpu_list, parse_cpu_list
 from hetctl.runtime.driver.probe import LEADERS_LOG, all_reduce_task, log_file
 from hetctl.runtime.frameworks import NCCL
@@ -227,12 +228,21 @@ def mpi_check(site: Site, end: ProbeEnd, error_tail: str) -> CheckResult:
 
 
 def gpu_check(site: Site, reports: Sequence[RankReport]) -> CheckResult:
-    """Check that every rank sees all GPUs of its node.
+    """Check that every rank sees all GPUs of its node, or one MIG device of its own.
 
     NCCL needs to see all of a node's GPUs to send over NVLink. Without the variable no GPU is hidden.
     """
     seen = "; ".join(sorted({f"{report.node}: {_visible(report)}" for report in reports}))
     found = f"{site.visible_devices} by node: {seen}"
+    of_mig = [report for report in reports if (report.visible or "").startswith(MIG)]
+    if of_mig and len({(report.node, report.visible) for report in of_mig}) < len(reports):
+        fix = "each rank needs a MIG device of its own: request as many as gpus_per_node"
+        return CheckResult("GPUs", CheckStatus.FAILED, found, fix)
+    if of_mig:
+        if site.has_mig:
+            return CheckResult("GPUs", CheckStatus.OK, found)
+        fix = "name the profile in gpu_type, such as A100-1g.10gb: members get one MIG device each"
+        return CheckResult("GPUs", CheckStatus.WARNING, found, fix)
     here = Counter(report.node for report in reports)
     hidden = [r for r in reports if r.visible is not None and len(r.visible.split(",")) < here[r.node]]
     if hidden or any(report.visible == "" for report in reports):
@@ -294,7 +304,7 @@ NOT_DIRECT = (
 def link_checks(
     site: Site, end: ProbeEnd, speeds: Sequence[AllReduce], ranks: Sequence[RankTime], error_tail: str
 ) -> Iterator[CheckResult]:
-    """Yield results from all-reduces; none for a single GPU, or if ranks did not start.
+    """Yield results from all-reduces; none for a single GPU, for MIG devices, or if ranks did not start.
 
     Parameters
     ----------
@@ -303,7 +313,7 @@ def link_checks(
     error_tail : str
         Last lines of the log of the last group.
     """
-    if end.exit_code != 0 or end.ranks == 1:
+    if end.exit_code != 0 or end.ranks == 1 or site.has_mig:
         return
     yield speed_check(end, speeds, error_tail)
     if speeds and site.device == "gpu":

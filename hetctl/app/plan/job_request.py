@@ -133,7 +133,8 @@ def _members(project: Project, ensemble: Ensemble, site: Site) -> Sequence[Workl
     if not all(profile.has_rates for profile in found):
         return ()
     known = {profile.member: profile for profile in found}
-    return active_workloads(ensemble.as_installed(site.other_python), known, {}, site.gpus)
+    installed = ensemble.as_installed(site.other_python, one_gpu=site.has_mig)
+    return active_workloads(installed, known, {}, site.gpus)
 
 
 def _as_searched(

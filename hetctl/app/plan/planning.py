@@ -116,7 +116,7 @@ class PlanRequest:
     @cached_property
     def trainable(self) -> Ensemble:
         """The ensemble with one GPU for members that need a missing package for more."""
-        return self.ensemble.as_installed(self.site.other_python)
+        return self.ensemble.as_installed(self.site.other_python, one_gpu=self.site.has_mig)
 
     @cached_property
     def planner_options(self) -> Options:

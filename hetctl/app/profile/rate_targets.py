@@ -37,7 +37,8 @@ class RateTargets:
 
     def __init__(self, command: ProfileCommand, stored: Callable[[], Iterable[ProfilePoint]]) -> None:
         self._command, self._stored = command, stored
-        self._shapes = shapes_of(command.ensemble.as_installed(command.site.other_python))
+        site = command.site
+        self._shapes = shapes_of(command.ensemble.as_installed(site.other_python, one_gpu=site.has_mig))
 
     @property
     def _available(self) -> int:

@@ -10,6 +10,8 @@ from hetctl.runtime.agent.gpus import parse_cpu_list
 from hetctl.runtime.agent.messages import AgentAssignment, AgentFacts
 
 GPU = "gpu"
+MIG = "MIG-"
+"""Beginning of the UUIDs of MIG devices."""
 VISIBLE_DEVICES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"})
 """Variables that limit the GPUs of a process; an empty one hides them all."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -58,6 +60,8 @@ class Binding:
         Rank's share of the node's memory; 0 if unknown.
     pythons : int
         Descriptor by which the rank reaches the node's warm Pythons.
+    mig_device : str
+        UUID of the MIG device that alone the rank sees, as a process of CUDA uses one; empty for others.
     """
 
     node: str
@@ -66,6 +70,7 @@ class Binding:
     cores: tuple[int, ...]
     memory_bytes: int = 0
     pythons: int = -1
+    mig_device: str = ""
 
 
 def binding_of(assignment: AgentAssignment, gpu: int, facts: AgentFacts) -> Binding:
@@ -78,6 +83,7 @@ def binding_of(assignment: AgentAssignment, gpu: int, facts: AgentFacts) -> Bind
     rank, gpu = gpu, gpu if gpu in assignment.gpus else gpu % assignment.gpus_of_node
     index = assignment.gpus.index(gpu)
     device = index if assignment.device == GPU else None
+    mig_device = _mig_device(index, facts) if device is not None else ""
     confined = len(facts.cores) <= len(assignment.gpus) * assignment.cores_per_gpu
     # In a member's own step the agent sees only the member's cores, which numbers of GPUs on the node do not
     # index.
@@ -93,4 +99,18 @@ def binding_of(assignment: AgentAssignment, gpu: int, facts: AgentFacts) -> Bind
             cores, place = usable, sum(other == near for other in known[:position])
     first = place * assignment.cores_per_gpu
     own = {cores[core % len(cores)] for core in range(first, first + assignment.cores_per_gpu)}
-    return Binding(assignment.node, rank, device, tuple(sorted(own)), assignment.memory_per_gpu)
+    return Binding(
+        *(assignment.node, rank, 0 if mig_device else device, tuple(sorted(own)), assignment.memory_per_gpu),
+        mig_device=mig_device,
+    )
+
+
+def _mig_device(index: int, facts: AgentFacts) -> str:
+    """Return the UUID of the MIG device of this index; empty if it is none.
+
+    Without a management library they are known where the batch system names them, as Slurm does.
+    """
+    named = facts.devices.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    uuids = [gpu.uuid for gpu in facts.gpus] or [entry.strip() for entry in named]
+    uuid = uuids[index] if index < len(uuids) else ""
+    return uuid if uuid.startswith(MIG) else ""

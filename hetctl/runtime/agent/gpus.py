@@ -16,8 +16,10 @@ The index of a GPU
     by bus address. Only the UUID has no such conditions.
 
 MIG
-    A GPU in MIG mode is listed as one GPU, with the UUIDs of its MIG devices. A CUDA process uses at most one
-    MIG device, and NVML gives no utilization of a GPU in that mode (nvmlDeviceGetUtilizationRates).
+    In place of a GPU in MIG mode its MIG devices are listed, each with its own name, UUID and memory. A CUDA
+    process uses at most one of them, the one that ``CUDA_VISIBLE_DEVICES`` names by UUID
+    (https://docs.nvidia.com/datacenter/tesla/mig-user-guide/), and NVML gives no utilization of a GPU in that
+    mode (nvmlDeviceGetUtilizationRates).
 """
 
 from __future__ import annotations
@@ -62,8 +64,8 @@ class Gpu:
         Total memory in bytes; None if unknown.
     cores : tuple of int
         Logical CPUs of the same NUMA node; empty if unknown.
-    mig_devices : tuple of str
-        UUIDs of the GPU's MIG devices.
+    whole : str
+        UUID of the GPU of which it is a MIG device; empty for a whole GPU.
     """
 
     index: int
@@ -74,7 +76,7 @@ class Gpu:
     driver: str
     memory: int | None
     cores: tuple[int, ...]
-    mig_devices: tuple[str, ...] = ()
+    whole: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,10 @@ def gpus_of_node() -> tuple[Gpu, ...]:
 def visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Return the GPUs that a process with these variables uses, in the order of its indices.
 
-    Entries are indices, UUIDs, unique prefixes of UUIDs, or MIG devices. An entry that names no GPU hides
-    itself and all later entries, as CUDA documents it. Indices are those of `gpus`: on a node with different
-    NVIDIA GPUs this is right only with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+    Entries are indices, UUIDs, or unique prefixes of UUIDs. An entry that names no GPU hides itself and all
+    later entries, as CUDA documents it. Indices are those of `gpus`: on a node with different NVIDIA GPUs
+    this is right only with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``. Of several MIG devices, which Slurm names, CUDA
+    would use the first; ranks get one each (`Binding.visible`).
     """
     seen: list[Gpu] = []
     for vendor, library in VENDORS.items():
@@ -155,8 +158,8 @@ def memory_in_use(gpu: Gpu, pid: int) -> int | None:
 def energy(gpu: Gpu) -> float | None:
     """Return the joules that a GPU has used since its driver was loaded; None if unknown, or of a part."""
     library = _library(gpu.vendor)
-    is_whole = not gpu.mig_devices
-    return _or_none(VENDORS[gpu.vendor].energy, library, gpu.bus_address) if library and is_whole else None
+    is_known = library and not gpu.whole
+    return _or_none(VENDORS[gpu.vendor].energy, library, gpu.bus_address) if is_known else None
 
 
 def _gpus_of(vendor: str) -> list[Gpu]:
@@ -195,42 +198,34 @@ def _find(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
     """Return the only GPU that matches an entry; None if none or several do."""
     if entry.isdecimal():
         return gpus[int(entry)] if int(entry) < len(gpus) else None
-    uuid = _parent(entry)
-    fitting = [gpu for gpu in gpus if any(own.startswith(uuid) for own in (gpu.uuid, *gpu.mig_devices))]
-    return fitting[0] if uuid and len(fitting) == 1 else None
-
-
-def _parent(entry: str) -> str:
-    """Return the GPU's UUID in ``MIG-<UUID>/<GPU instance>/<compute instance>``; other entries unchanged."""
-    if entry.startswith("MIG-GPU-"):
-        return entry.removeprefix("MIG-").partition("/")[0]
-    return entry
+    # Before driver 470 a MIG device had the name ``MIG-<UUID of the GPU>/<GPU instance>/<compute instance>``.
+    fitting = [gpu for gpu in gpus if gpu.uuid.startswith(entry)]
+    return fitting[0] if entry and len(fitting) == 1 else None
 
 
 def _nvidia_gpus(nvml: Any) -> list[Gpu]:
     driver = nvml.nvmlSystemGetDriverVersion()
     # The count includes GPUs that this process may not open.
-    gpus = [_or_none(_nvidia_gpu, nvml, number, driver) for number in range(nvml.nvmlDeviceGetCount())]
-    return sorted(filter(None, gpus), key=lambda gpu: gpu.bus_address)
+    found = (_or_none(_nvidia_devices, nvml, number, driver) for number in range(nvml.nvmlDeviceGetCount()))
+    devices = [device for of_gpu in found for device in of_gpu or ()]
+    return sorted(devices, key=lambda gpu: gpu.bus_address)
 
 
-def _nvidia_gpu(nvml: Any, number: int, driver: str) -> Gpu:
+def _nvidia_devices(nvml: Any, number: int, driver: str) -> list[Gpu]:
+    """Return a GPU, or in its place its MIG devices."""
     handle = nvml.nvmlDeviceGetHandleByIndex(number)
     pci = nvml.nvmlDeviceGetPciInfo(handle)
     # NVML writes the domain with eight digits, the kernel with four. GPUs are function 0.
     bus_address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
-    memory = _or_none(nvml.nvmlDeviceGetMemoryInfo, handle)
-    return Gpu(
-        index=0,
-        vendor="nvidia",
-        uuid=nvml.nvmlDeviceGetUUID(handle),
-        bus_address=bus_address,
-        name=nvml.nvmlDeviceGetName(handle),
-        driver=driver,
-        memory=memory and memory.total,
-        cores=_nvidia_cores(nvml, handle) or _local_cpus(bus_address),
-        mig_devices=tuple(_mig_devices(nvml, handle)),
-    )
+    cores = _nvidia_cores(nvml, handle) or _local_cpus(bus_address)
+
+    def device(one: Any) -> Gpu:
+        memory = _or_none(nvml.nvmlDeviceGetMemoryInfo, one)
+        uuid, name = nvml.nvmlDeviceGetUUID(one), nvml.nvmlDeviceGetName(one)
+        return Gpu(0, "nvidia", uuid, bus_address, name, driver, memory and memory.total, cores)
+
+    gpu = device(handle)
+    return [replace(device(one), whole=gpu.uuid) for one in _mig_devices(nvml, handle)] or [gpu]
 
 
 def _nvidia_cores(nvml: Any, handle: Any) -> tuple[int, ...]:
@@ -238,12 +233,11 @@ def _nvidia_cores(nvml: Any, handle: Any) -> tuple[int, ...]:
     return _set_bits(_or_none(nvml.nvmlDeviceGetCpuAffinity, handle, words) or ())
 
 
-def _mig_devices(nvml: Any, handle: Any) -> Iterable[str]:
-    """Yield the UUIDs of a GPU's MIG devices; it may have fewer than the maximum."""
-    for index in range(_or_none(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
-        device = _or_none(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
-        if device is not None:
-            yield nvml.nvmlDeviceGetUUID(device)
+def _mig_devices(nvml: Any, handle: Any) -> list[Any]:
+    """Return the handles of a GPU's MIG devices; it may have fewer than the maximum."""
+    most = _or_none(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
+    found = [_or_none(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index) for index in range(most)]
+    return [device for device in found if device is not None]
 
 
 def _nvidia_utilization(nvml: Any, bus_address: str) -> Any:

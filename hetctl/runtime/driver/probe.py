@@ -83,7 +83,8 @@ def _start_ranks(
     try:
         until = time.monotonic() + START_S
         exit_code = _work(rank_pool, TaskMessage(PROBE, str(folder), NAME), all_gpus(nodes), until)
-        can_continue = exit_code == 0 and order.framework is not None
+        # MIG devices do not reach each other.
+        can_continue = exit_code == 0 and order.framework is not None and not order.site.has_mig
         groups = tuple(_all_reduce(rank_pool, nodes, folder)) if can_continue else ()
     finally:
         rank_pool.shutdown()

@@ -247,7 +247,8 @@ class RunMembers:
 
 def _installed(spec: RunSpec) -> Ensemble:
     """Return the ensemble with the packages of the job."""
-    return spec.ensemble.as_installed(spec.site.container.python if spec.site.container else None)
+    python = spec.site.container.python if spec.site.container else None
+    return spec.ensemble.as_installed(python, one_gpu=spec.site.has_mig)
 
 
 @dataclass(frozen=True)

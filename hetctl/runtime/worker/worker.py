@@ -87,6 +87,8 @@ def serve(binding: Binding, channel: socket.socket) -> int:
     if binding.device is None:
         # A slot is a share of the cores. Otherwise all ranks would take the first GPU, which NCCL refuses.
         hide_gpus()
+    if binding.mig_device:
+        os.environ["CUDA_VISIBLE_DEVICES"] = binding.mig_device
     connection = Connection(channel)
     stops = Stops(lambda: connection.send({"signalled": True}))
     inbox = Inbox(connection, stops)

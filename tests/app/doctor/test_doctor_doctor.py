@@ -9,7 +9,7 @@ import pytest
 from workbench import new_project
 
 from hetctl.app.doctor.doctor import Examination, packages_of_nodes
-from hetctl.app.doctor.probe_job import job_checks, link_checks
+from hetctl.app.doctor.probe_job import gpu_check, job_checks, link_checks
 from hetctl.app.doctor.site_checks import (
     ability_check,
     account_check,
@@ -191,6 +191,18 @@ def reports(*visible):
 
 
 ALL = reports("0,1", "0,1", "0,1", "0,1")
+
+
+MIG = ("MIG-c1", "MIG-84", "MIG-a0", "MIG-20")
+
+
+@pytest.mark.parametrize(
+    ("gpu_type", "visible", "status"),
+    [("A100-1g.10gb", MIG, OK), ("A100", MIG, WARNING), ("A100-1g.10gb", ("MIG-c1",) * 4, FAILED)],
+)
+def test_ranks_see_a_mig_device_each(gpu_type, visible, status):
+    site = replace(SITE, gpu_type=gpu_type)
+    assert gpu_check(site, reports(*visible)).status == status
 
 
 @pytest.mark.parametrize(

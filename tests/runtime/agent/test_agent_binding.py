@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -121,3 +122,20 @@ def test_libraries_of_ranks_have_threads_for_their_cores_alone():
     command = [sys.executable, "-c", WITHOUT_DRIVER]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["[1]", "1"]
+
+
+MIG = ("MIG-c1d3d074-7dc1-5e89-8a5f-6d0b08327092", "MIG-84e0b369-ad9b-5b6f-a11f-74e7d7de0637")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        # As Slurm names them, and as NVML lists them.
+        AgentFacts("s", "h", {}, (0, 1), devices={"CUDA_VISIBLE_DEVICES": ",".join(MIG)}),
+        AgentFacts("s", "h", {}, (0, 1), tuple(GpuFacts(uuid, "A100 MIG 1g.5gb") for uuid in MIG)),
+    ],
+)
+def test_a_rank_has_one_mig_device_and_sees_no_other(facts):
+    assignment = replace(assignment_of("n1", (0, 1), "gpu", 1), gpus_of_node=2)
+    found = [binding_of(assignment, rank, facts) for rank in (0, 1, 3)]
+    assert [(one.device, one.mig_device) for one in found] == [(0, MIG[0]), (0, MIG[1]), (0, MIG[1])]

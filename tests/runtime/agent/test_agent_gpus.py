@@ -78,7 +78,7 @@ class FakeNvml(ModuleType):
         return self.fact(handle, "uuid")
 
     def nvmlDeviceGetName(self, handle):
-        return "NVIDIA A100-SXM4-40GB"
+        return handle.get("name", "NVIDIA A100-SXM4-40GB")
 
     def nvmlDeviceGetMemoryInfo(self, handle, version=None):
         return SimpleNamespace(total=self.fact(handle, "memory"), used=handle.get("used", 0))
@@ -97,7 +97,8 @@ class FakeNvml(ModuleType):
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device, index):
         if index >= len(device["mig"]):
             raise NVMLError("Not Found")
-        return {"uuid": device["mig"][index]}
+        name = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+        return {"uuid": device["mig"][index], "name": name, "memory": 5 * 2**30}
 
     def nvmlDeviceGetNvLinkState(self, device, link):
         states = self.fact(device, "links")
@@ -269,8 +270,8 @@ def test_an_amdsmi_without_its_library_is_silent(monkeypatch, tmp_path, capsys):
 
 
 NVIDIA = tuple(
-    Gpu(i, "nvidia", f"GPU-{uuid}", f"0000:0{i}:00.0", "A100", "1", None, (), mig)
-    for i, (uuid, mig) in enumerate([("aa11-0", ()), ("aa22-1", ("MIG-b7-0", "MIG-c8-0")), ("bb33-2", ())])
+    Gpu(i, "nvidia", uuid, f"0000:0{i}:00.0", "A100", "1", None, ())
+    for i, uuid in enumerate(("GPU-aa11-0", "GPU-aa22-1", "GPU-bb33-2", "MIG-b7-0", "MIG-GPU-cc44/1/0"))
 )
 AMD = tuple(Gpu(i, "amd", f"GPU-{i:016x}", f"0000:c{i}:00.0", "MI250X", "6", None, ()) for i in range(4))
 
@@ -286,8 +287,8 @@ AMD = tuple(Gpu(i, "amd", f"GPU-{i:016x}", f"0000:c{i}:00.0", "MI250X", "6", Non
         (" 1 ,2", [1, 2]),
         ("GPU-bb33-2,GPU-aa11", [2, 0]),
         ("GPU-aa", []),  # the beginning of two
-        ("MIG-c8-0", [1]),
-        ("MIG-GPU-bb33-2/1/0", [2]),
+        ("MIG-b7-0", [3]),
+        ("MIG-GPU-cc44/1/0,MIG-b7", [4, 3]),
         ("MIG-none", []),
     ],
 )
@@ -313,9 +314,14 @@ def test_visible_amd_gpus_of_a_process(environment, seen):
     assert [gpu.index for gpu in visible_gpus(AMD, environment)] == seen
 
 
-def test_mig_devices_are_those_of_their_gpu(node):
+def test_mig_devices_take_the_place_of_their_gpu(node):
     node(FakeNvml(a100(1), a100(2, mig=["MIG-1", "MIG-2"])))
-    assert [gpu.mig_devices for gpu in gpus_of_node()] == [(), ("MIG-1", "MIG-2")]
+    whole, *parts = gpus_of_node()
+    assert (whole.name, whole.memory, whole.whole) == ("NVIDIA A100-SXM4-40GB", 40 * 2**30, "")
+    assert [(one.index, one.uuid) for one in parts] == [(1, "MIG-1"), (2, "MIG-2")]
+    assert {(one.name, one.memory, one.bus_address, one.whole) for one in parts} == {
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5 * 2**30, "0000:02:00.0", "GPU-00000002-aaaa")
+    }
 
 
 def test_the_energy_of_whole_gpus_is_in_joules(node):
