@@ -13,6 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def rounds(count: int = ROUNDS, batches: int = BATCHES) -> list[Round]:
     copies = [np.zeros(BATCH_BYTES, np.uint8) for _ in range(SLOTS)]
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
         path = Path(folder) / "ring"
-        with Ring.create(path, RingShape(SLOTS, BATCH_BYTES, 1), TIMEOUT_S) as ring:
+        with closing(Ring.create(path, RingShape(SLOTS, BATCH_BYTES, 1), TIMEOUT_S)) as ring:
             context = multiprocessing.get_context("fork")
             arrived = context.Semaphore(0)
             reader = context.Process(target=_read, args=(path, batches, count + 1, arrived), daemon=True)
@@ -73,7 +74,7 @@ def _through_ring(ring: Ring, sources: list[Bytes], batches: int, arrived: objec
 
 
 def _read(path: Path, batches: int, rounds: int, arrived: object) -> None:
-    with Ring(path) as ring:
+    with closing(Ring(path)) as ring:
         first = ring.register_reader(0)
         for position in range(first, rounds * batches):
             ring.read(position, TIMEOUT_S)[::4096].max()

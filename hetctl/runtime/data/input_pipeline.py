@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,7 +105,7 @@ def open_pipeline(
     def share(source: SampleSource) -> SampleSource:
         # The random part stays with each member: they share samples before it.
         try:
-            return CachedSource(source, folder / f"{name}.samples", name, limit_s)
+            return SampleStore(source, folder / f"{name}.samples", name, limit_s)
         except BadInputError as error:
             print(f"samples are not shared: {error.message}", file=sys.stderr, flush=True)
         return source
@@ -131,59 +129,6 @@ OWN_LOADERS: Mapping[type, Callable[[Any, Stream, float], Loader]] = {
     ShardSource: ShardLoader,
 }
 """Loaders of samples that each rank prepares itself, unshared."""
-
-
-class CachedSource:
-    """Samples in a store of the node: each is prepared once, by the first process that needs it.
-
-    Parameters
-    ----------
-    path : Path
-        File of the store; the first process creates it.
-    name : str
-        Identification of the samples.
-    samples_s : float
-        Time limit in seconds for another process that prepares a sample.
-
-    Raises
-    ------
-    BadInputError
-        If there is too little space for it.
-    """
-
-    def __init__(
-        self, source: SampleSource, path: Path, name: str, samples_s: float = Timeouts.samples_s
-    ) -> None:
-        self._source = source
-        self._samples_s = samples_s
-        self._path = path
-        self._name = name
-        self._store = self._opened()
-        self._pid = os.getpid()
-
-    @property
-    def spec(self) -> SampleSpec:
-        """Shapes and types of the arrays that `prepare` returns."""
-        return self._source.spec
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-        return len(self._source)
-
-    def prepare(self, number: int) -> tuple[Array, Array]:
-        """Return one sample's x and y, which must not be changed: they are in the store."""
-        if os.getpid() != self._pid:
-            # A claim belongs to an open file, which a forked process shares with its parent.
-            self._store, self._pid = self._opened(), os.getpid()
-        self._store.fill(number, self._source.prepare, self._samples_s)
-        return self._store.view(number)
-
-    def augment(self, x: Array, rng: np.random.Generator, out: Array | None = None) -> Array:
-        """Return x after the random part, which is not shared."""
-        return self._source.augment(x, rng, out)
-
-    def _opened(self) -> SampleStore:
-        return SampleStore(self._path, self.spec, len(self), self._name)
 
 
 class ValidationSource:

@@ -24,7 +24,7 @@ from hetctl.runtime.data.preprocessors import FILE_SYSTEM, Preprocessors
 from hetctl.runtime.data.round_inputs import Lockstep
 from hetctl.runtime.data.sampler import Chunk, Numbers, Order, Stream, epoch_order, moved, reassigned
 from hetctl.runtime.data.sharing.ring import Ring, RingShape, RingTimeoutError
-from hetctl.runtime.data.sharing.ring_writer import await_exchange, leader_fills
+from hetctl.runtime.data.sharing.shared_file import await_exchange, leader_fills
 from hetctl.runtime.data.sources import Array, ArraySource
 from hetctl.storage.atomic_io import write_private
 
@@ -150,7 +150,8 @@ class StreamLoader(Loader):
 
     def _begin(self, order: Order, start: int) -> None:
         """Go to a place in an epoch."""
-        self._running, self._position = self._stream.beginning_at(order, start), 0
+        seed, epoch = order
+        self._running, self._position = replace(self._stream, seed=seed, epoch=epoch, start=start), 0
 
     def _next(self) -> Batch:
         """Return the batch at the position; it is valid until it is released."""

@@ -40,7 +40,7 @@ from hetctl.runtime.data.round_inputs import Lockstep, RoundInputs, nodes_of, re
 from hetctl.runtime.data.sampler import Chunk, Stream
 from hetctl.runtime.data.sharing.node_folder import folder_of, node_folder
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
-from hetctl.runtime.data.sharing.ring_writer import IN_FLIGHT, RingWriter
+from hetctl.runtime.data.sharing.shared_file import announce
 from hetctl.runtime.data.sources import WITHOUT_STORE, SampleSpec, Source, as_sources
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.context import DATA_SEED
@@ -51,6 +51,10 @@ from hetctl.runtime.worker.user_functions import load_functions
 PAUSE_S, IDLE_S = 0.0005, 0.005
 """Sleep of a leader in seconds, while broadcasts are in flight and while none is."""
 CHECK_EVERY_S = 1.0
+IN_FLIGHT = 10
+"""Chunks in flight at a time, FLEET's third queue."""
+RETRY_S = 0.005
+"""Seconds between two attempts to claim a slot of a full ring."""
 
 IBCAST = {"OMPI_MCA_coll_libnbc_ibcast_algorithm": "1"}
 """Setting of Open MPI to send chunks whole: each segment would wait for the leader's next poll."""
@@ -202,6 +206,65 @@ class NodeStream(Stream):
     def at(self, position: int) -> Chunk:
         """Return the chunk at a position of the node's own chunks."""
         return super().at(position * self.nodes + self.node)
+
+
+class RingWriter:
+    """Destination of chunks on this node: its ring while that has readers, then unused memory.
+
+    This must be the ring's only producer. If there is another, trainers no longer rely on the leader, which
+    then leaves the ring to them.
+
+    Parameters
+    ----------
+    path : Path
+        File of the ring; the leader announces itself as long as it fills the ring.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._ring = Ring(path)
+        self._service = announce(path)
+        self._read = True
+        self._held: set[int] = set()
+        self._spare = np.empty((IN_FLIGHT, self._ring.shape.slot_bytes), np.uint8)
+        self._retry_at = 0.0
+
+    @property
+    def left(self) -> bool:
+        """True once this leader has left the ring to others."""
+        return self._service.closed
+
+    def buffer(self, position: int) -> Bytes | None:
+        """Return memory for a position, None if there is none yet; `IN_FLIGHT` positions never overlap."""
+        if self._read and position not in self._held and time.monotonic() >= self._retry_at:
+            self._claim(position)
+        if position in self._held:
+            return self._ring.buffer(position)
+        return None if self._read else self._spare[position % IN_FLIGHT]
+
+    def publish(self, position: int, used_bytes: int) -> None:
+        """Publish a position if it is in the ring."""
+        if position in self._held:
+            self._ring.publish(position, used_bytes)
+            self._held.remove(position)
+        self._close_if_done()
+
+    def _claim(self, position: int) -> None:
+        try:
+            claimed = self._ring.claim(0.0)
+        except RingTimeoutError:
+            self._retry_at = time.monotonic() + RETRY_S
+            # A claim of a full ring fails both while readers are slow and after the last one was killed.
+            self._read = not self._ring.deserted
+        else:
+            self._read = claimed == position
+            self._held |= {position} if self._read else set()
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        """Close the ring after all positions in flight are published: others may fill it then."""
+        if not self._read and not self._held:
+            self._ring.close()
+            self._service.close()
 
 
 class Exchange:

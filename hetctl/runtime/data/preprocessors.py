@@ -7,6 +7,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -215,7 +216,7 @@ def _serve(
     while True:
         path, stream = pipe.recv()
         try:
-            with Ring(path) as ring:
+            with closing(Ring(path)) as ring:
                 pipe.send(None)
                 _fill(_claims(ring, pipe), ring, stream, source, spec)
         except Exception as error:

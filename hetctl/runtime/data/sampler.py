@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -114,11 +113,6 @@ class Stream:
     ranks: int = 1
     sizes: tuple[int, ...] = ()
 
-    def beginning_at(self, order: Order, start: int) -> Stream:
-        """Return a stream of the same samples that begins at another position."""
-        seed, epoch = order
-        return replace(self, seed=seed, epoch=epoch, start=start)
-
     def at(self, position: int) -> Chunk:
         """Return the chunk at a position of the stream, counted from 0."""
         epoch, start = self.epoch, self.start + position * self.chunk
@@ -161,18 +155,15 @@ def reassigned(
     tuple
         Planned positions that it keeps, and positions from others.
     """
-    before, now = _ends(samples, planned), _ends(samples, sizes)
-    left: list[int] = []
-    taken: dict[int, range] = {}
-    missing = 0
-    for other in range(len(sizes)):
-        kept = min(before[other + 1] - before[other], now[other + 1] - now[other])
-        left += range(before[other] + kept, before[other + 1])
-        more = now[other + 1] - now[other] - kept
-        taken[other] = range(missing, missing + more)
-        missing += more
-    kept = min(before[rank + 1] - before[rank], now[rank + 1] - now[rank])
-    return slice(before[rank], before[rank] + kept), tuple(left[index] for index in taken[rank])
+    before, now = parts_of(samples, planned), parts_of(samples, sizes)
+    starts = _ends(samples, planned)
+    kept = [min(pair) for pair in zip(before, now, strict=True)]
+    left = [
+        start + at for start, own, size in zip(starts, kept, before, strict=False) for at in range(own, size)
+    ]
+    first = sum(now[:rank]) - sum(kept[:rank])
+    taken = left[first : first + now[rank] - kept[rank]]
+    return slice(starts[rank], starts[rank] + kept[rank]), tuple(taken)
 
 
 def moved(planned: tuple[int, ...], sizes: tuple[int, ...]) -> int:

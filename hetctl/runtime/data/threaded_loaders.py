@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from queue import SimpleQueue
-from threading import Thread
 
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.runtime.data.loaders import Batch, Samples, StreamLoader
@@ -38,8 +36,7 @@ class ThreadedLoader(StreamLoader):
         self._patience_s = patience_s
         self._ahead: deque[tuple[Future[Samples], Chunk]] = deque()
         self._in_use = 0
-        self._orders: SimpleQueue[tuple[Make, Future[Samples]] | None] = SimpleQueue()
-        self._thread: Thread | None = None
+        self._maker = ThreadPoolExecutor(1, thread_name_prefix="batches")
 
     def split(self, sizes: tuple[int, ...]) -> None:
         """Use these sizes from the next chunk on."""
@@ -50,7 +47,7 @@ class ThreadedLoader(StreamLoader):
     def close(self) -> None:
         """Let the thread end after the batch that it is making, which is not awaited."""
         self._drop(0)
-        self._orders.put(None)
+        self._maker.shutdown(wait=False)
 
     def _begin(self, order: Order, start: int) -> None:
         self._drop(0)
@@ -59,7 +56,7 @@ class ThreadedLoader(StreamLoader):
     def _next(self) -> Batch:
         while len(self._ahead) <= BATCHES_AHEAD:
             chunk, make = self._plan(self._position + len(self._ahead))
-            self._ahead.append((self._ask(make), chunk))
+            self._ahead.append((self._maker.submit(make), chunk))
         made, chunk = self._ahead[0]
         if not wait([made], self._patience_s).done:
             raise HetctlError(f"no batch was made in {self._patience_s:g} s", FILE_SYSTEM)
@@ -78,28 +75,6 @@ class ThreadedLoader(StreamLoader):
         """Drop all batches made ahead but the first `kept`."""
         while len(self._ahead) > kept:
             self._ahead.pop()[0].cancel()
-
-    def _ask(self, make: Make) -> Future[Samples]:
-        """Have a batch made; it can be cancelled until then."""
-        if self._thread is None:
-            # A daemon: a read that hangs must not keep the process from its end.
-            self._thread = Thread(target=_make_all, args=(self._orders,), name="batches", daemon=True)
-            self._thread.start()
-        made = Future[Samples]()
-        self._orders.put((make, made))
-        return made
-
-
-def _make_all(orders: SimpleQueue[tuple[Make, Future[Samples]] | None]) -> None:
-    while (order := orders.get()) is not None:
-        make, made = order
-        if made.set_running_or_notify_cancel():
-            try:
-                made.set_result(make())
-            except BaseException as error:
-                made.set_exception(error)
-        # A batch would stay in memory until the next one is asked for.
-        del order, make, made
 
 
 class CollatedLoader(ThreadedLoader):

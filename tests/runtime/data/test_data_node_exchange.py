@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -15,12 +16,12 @@ from led_round import PATIENCE_S, PREFETCH_SAMPLES, SAMPLES, LedRound, Rows, ord
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.profile import PreprocessPoint
 from hetctl.runtime.data import loaders
-from hetctl.runtime.data.node_exchange import NodeStream, node_here, preprocessors_of_a_node
+from hetctl.runtime.data.node_exchange import NodeStream, RingWriter, node_here, preprocessors_of_a_node
 from hetctl.runtime.data.preprocessors import Preprocessors
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sharing import node_folder
 from hetctl.runtime.data.sharing.ring import Ring, RingShape
-from hetctl.runtime.data.sharing.ring_writer import RingWriter, announce, await_exchange, leader_fills
+from hetctl.runtime.data.sharing.shared_file import announce, await_exchange, leader_fills
 
 needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no Open MPI on this machine")
 
@@ -205,7 +206,7 @@ def test_a_late_reader_may_fill_the_ring_its_leader_has_left(writer):
         deliver(writer, position)
     assert writer.left
     assert not leader_fills(path)
-    with Ring(path) as late:
+    with closing(Ring(path)) as late:
         assert late.register_reader(0) == 0
         assert [late.read(position, 0.0)[0] for position in range(3)] == [0, 1, 2]
         late.release(0)

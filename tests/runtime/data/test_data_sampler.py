@@ -30,7 +30,7 @@ def test_every_epoch_has_each_sample_once_whatever_the_chunks(samples, chunk, ra
 
 def test_a_stream_continues_at_an_interrupted_position():
     whole = chunks(Stream(10, 4, 1), 6)
-    rest = chunks(Stream(10, 4, 1).beginning_at((1, 1), 8), 4)
+    rest = chunks(Stream(10, 4, 1, start=8), 4)
     assert [(c.order, c.start, c.stop, c.numbers.tolist()) for c in rest] == [
         (c.order, c.start, c.stop, c.numbers.tolist()) for c in whole[2:]
     ]

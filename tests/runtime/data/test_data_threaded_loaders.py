@@ -51,7 +51,7 @@ def loader_of():
     yield make
     for loader in made:
         loader.close()
-    wait_for(lambda: not any(thread.name == "batches" for thread in threading.enumerate()))
+    wait_for(lambda: not any(thread.name.startswith("batches") for thread in threading.enumerate()))
 
 
 def numbers_in(batches):
@@ -104,8 +104,8 @@ def test_a_few_batches_are_made_ahead_and_no_more(loader_of):
     next(batches)
     # The first one was the example, made in this thread.
     wait_for(lambda: len(collated) == 1 + 2 + BATCHES_AHEAD)
-    assert loader._orders.empty()
-    assert collated[1:] == ["batches"] * (2 + BATCHES_AHEAD)
+    assert loader._maker._work_queue.empty()
+    assert collated[1:] == ["batches_0"] * (2 + BATCHES_AHEAD)
 
 
 def test_the_next_epoch_begins_while_others_wait(loader_of):
@@ -178,7 +178,7 @@ def shard_loader_of():
     yield make
     for loader in made:
         loader.close()
-    wait_for(lambda: not any(thread.name == "batches" for thread in threading.enumerate()))
+    wait_for(lambda: not any(thread.name.startswith("batches") for thread in threading.enumerate()))
 
 
 @pytest.mark.parametrize("mix", [1, 3])

@@ -21,15 +21,13 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError, HetctlError, LockedError
 from hetctl.model.values import dataclass
-from hetctl.runtime.data.sharing.ofd_locks import ByteLocks
-from hetctl.runtime.data.sharing.shared_file import create, fence, map_whole
+from hetctl.runtime.data.sharing.shared_file import ByteLocks, create, fence, map_whole
 
 AWAITED, DROPPED, LEFT = 0, 2**64 - 2, 2**64 - 1
 """Words of absent readers: not joined yet, died, and left in order."""
@@ -119,6 +117,7 @@ TURN_TIMEOUT_S = 10.0
 MAGIC = int.from_bytes(b"hetring2", "little")
 WORD = 8
 PAGE = mmap.PAGESIZE
+NO_READER = -1
 
 
 class RingTimeoutError(HetctlError):
@@ -140,10 +139,6 @@ class RingShape:
     slots: int
     slot_bytes: int
     readers: int
-
-    def __post_init__(self) -> None:
-        if min(self.slots, self.slot_bytes, self.readers) < 1:
-            raise BadInputError(f"{self}: all three are at least 1")
 
     @property
     def data_start(self) -> int:
@@ -195,7 +190,7 @@ class Ring:
         self._readers, self._claimed, self._published, self._used = tables
         self._locks = ByteLocks(path)
         self._claims: set[int] = set()
-        self._number: int | None = None
+        self._number = NO_READER
         self._next = 0
         self._taken: set[int] = set()
 
@@ -224,14 +219,6 @@ class Ring:
             ring.close()
             raise BadInputError(f"{path} has another shape: {ring.shape} rather than {shape}")
         return ring
-
-    def __enter__(self) -> Ring:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Release all claims and a reader's lock, as at death; see `unregister_reader`."""
@@ -279,33 +266,26 @@ class Ring:
 
     def buffer(self, position: int) -> Bytes:
         """Return the slot of a position that this object has claimed: an array of `slot_bytes` bytes."""
-        self._check_claim(position)
         return self._slot(position, self.shape.slot_bytes)
 
     def publish(self, position: int, used_bytes: int) -> None:
         """Give the readers the first `used_bytes` of a position that this object has claimed."""
-        self._check_claim(position)
-        if not 0 <= used_bytes <= self.shape.slot_bytes:
-            raise BadInputError(f"{used_bytes} bytes in a slot of {self.shape.slot_bytes} of {self._path}")
         slot = position % self.shape.slots
         self._used[slot] = used_bytes
         # Processors such as ARM's may make the word visible before the bytes that it announces.
         fence()
         self._published[slot] = position + 1
-        self._give_up(position)
+        self._claims.remove(position)
+        self._locks.release(self._slot_lock(position))
 
     def register_reader(self, number: int) -> int:
         """Become a reader; return its first position, the oldest that has not been overwritten.
 
         Raises
         ------
-        BadInputError
-            If the ring has no such reader, or this object already is one.
         LockedError
             If another living reader has the number.
         """
-        if self._number is not None or not 0 <= number < self.shape.readers:
-            raise BadInputError(f"reader {number} cannot join {self._path}, {self.shape}, as {self._number}")
         if not self._locks.acquire(self._reader_lock(number)):
             raise LockedError(f"reader {number} of {self._path} exists already", "end its process first")
         with self._turn(_Waiting(self._path, TURN_TIMEOUT_S)):
@@ -323,10 +303,10 @@ class Ring:
         ------
         RingTimeoutError
             If it has not been published in time.
-        BadInputError
-            If this object has passed the position, or is no reader.
         """
-        self._go_to(position)
+        if position not in self._taken:
+            self._next = position
+            self._show_progress()
         slot = position % self.shape.slots
         wait = _Waiting(self._path, timeout_s)
         while self._published[slot] != position + 1:
@@ -341,18 +321,15 @@ class Ring:
 
     def release(self, position: int) -> None:
         """Release a position that was taken: its view may change at any time from now on."""
-        if position not in self._taken:
-            raise BadInputError(f"position {position} of {self._path} was not taken, or released before")
         self._taken.remove(position)
         self._show_progress()
 
     def unregister_reader(self) -> None:
         """Stop being a reader; all views may change at any time from now on."""
-        number = self._check_reader()
         # Before the lock is released: a producer that saw an old word and a free lock would count it as dead.
-        self._readers[number] = LEFT
-        self._locks.release(self._reader_lock(number))
-        self._number = None
+        self._readers[self._number] = LEFT
+        self._locks.release(self._reader_lock(self._number))
+        self._number = NO_READER
         self._taken.clear()
 
     @property
@@ -403,30 +380,8 @@ class Ring:
         self._claims.add(position)
         return position
 
-    def _give_up(self, position: int) -> None:
-        self._claims.remove(position)
-        self._locks.release(self._slot_lock(position))
-
-    def _go_to(self, position: int) -> None:
-        self._check_reader()
-        if position in self._taken:
-            return
-        if position < self._next:
-            raise BadInputError(f"position {position} of {self._path} was passed: next is {self._next}")
-        self._next = position
-        self._show_progress()
-
     def _show_progress(self) -> None:
-        self._readers[self._check_reader()] = min({*self._taken, self._next}) + 1
-
-    def _check_reader(self) -> int:
-        if self._number is None or self._locks.closed:
-            raise BadInputError(f"no reader of {self._path}", "join the ring first, in this process")
-        return self._number
-
-    def _check_claim(self, position: int) -> None:
-        if position not in self._claims or self._locks.closed:
-            raise BadInputError(f"position {position} of {self._path} is not claimed", "claim it first")
+        self._readers[self._number] = min({*self._taken, self._next}) + 1
 
     def _reader_lock(self, number: int) -> int:
         return 1 + number

@@ -8,41 +8,32 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from hetctl.model.errors import BadInputError, HetctlError, LockedError
+from hetctl.model.errors import BadInputError, LockedError
 from hetctl.model.site import Timeouts
-from hetctl.runtime.data.sharing.ofd_locks import ByteLocks
-from hetctl.runtime.data.sharing.shared_file import create, fence, map_whole
-from hetctl.runtime.data.sources import Array, SampleSpec
-from hetctl.storage.atomic_io import make_private_folder
+from hetctl.runtime.data.sharing.shared_file import ByteLocks, create, fence, map_whole
+from hetctl.runtime.data.sources import Array, SampleSource
 
 MAGIC = b"hetctl samples 2\n"
 PAGE = 4096
 READY = 1
 POLL_S = 0.005
 
-Prepare = Callable[[int], tuple[Array, Array]]
-
 
 class SampleStore:
-    """The prepared samples of one source on this node; the first process creates the store.
-
-    Claims belong to this object: a second thread or a forked process needs its own object to fill the store.
+    """Samples of a source, prepared once on this node; the first process creates the store.
 
     Parameters
     ----------
     path : Path
         File in a folder that only the owner can enter, on a file system of this node.
-    spec : SampleSpec
-        Specification of the samples.
-    samples : int
-        Number of the samples.
-    fingerprint : str
+    name : str
         Identification of the samples and of their preparation.
+    samples_s : float
+        Time limit in seconds for another process that prepares a sample.
 
     Raises
     ------
@@ -50,50 +41,35 @@ class SampleStore:
         If the file holds other data, or there is too little space for all of it.
     """
 
-    def __init__(self, path: Path, spec: SampleSpec, samples: int, fingerprint: str) -> None:
-        content = repr((fingerprint, samples, spec)).encode()
+    def __init__(
+        self, source: SampleSource, path: Path, name: str, samples_s: float = Timeouts.samples_s
+    ) -> None:
+        self._source, self._path, self._samples_s = source, path, samples_s
+        self.spec, samples = source.spec, len(source)
+        content = repr((name, samples, self.spec)).encode()
         head = MAGIC + hashlib.sha256(content).hexdigest().encode()
         first = PAGE + -(-samples // PAGE) * PAGE
-        make_private_folder(path.parent)
         if not path.exists():
-            create(path, head, first + samples * spec.record.itemsize)
-        self._spec = spec
-        self._map = map_whole(
+            create(path, head, first + samples * self.spec.record.itemsize)
+        memory = map_whole(
             path,
             f"the store of {samples} prepared samples",
             "share in lockstep, which keeps few samples at a time, or prepare smaller ones",
         )
-        if self._map[: len(head)] != head:
-            self._map.close()
+        if memory[: len(head)] != head:
             raise BadInputError(f"{path} holds other samples than these", "remove it if nothing uses it")
         self._claims = ByteLocks(path)
-        self._states = np.frombuffer(self._map, np.uint8, samples, offset=PAGE)
-        self._records = np.frombuffer(self._map, spec.record, samples, offset=first)
+        self._states = np.frombuffer(memory, np.uint8, samples, offset=PAGE)
+        self._records = np.frombuffer(memory, self.spec.record, samples, offset=first)
 
-    def view(self, number: int) -> tuple[Array, Array]:
-        """Return one sample's x and y in place, read-only.
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self._source)
 
-        Raises
-        ------
-        HetctlError
-            If the sample is not ready.
-        """
-        if self._states[number] != READY:
-            raise HetctlError(f"sample {number} is read before it is prepared")
-        fence()
-        x, y = self._records["x"][number, ...], self._records["y"][number, ...]
-        x.flags.writeable = y.flags.writeable = False
-        return x, y
+    def prepare(self, number: int) -> tuple[Array, Array]:
+        """Return one sample's x and y in place, read-only; prepare it, or wait for another process that does.
 
-    def fill(self, number: int, prepare: Prepare, patience_s: float = Timeouts.samples_s) -> None:
-        """Make a sample ready: prepare it, or wait for another process that does.
-
-        Parameters
-        ----------
-        prepare : callable
-            ``prepare(number) -> (x, y)``. Its exceptions pass through, and leave the sample to others.
-        patience_s : float
-            Seconds to wait for the other process.
+        Errors of the source pass through, and leave the sample to others.
 
         Raises
         ------
@@ -102,33 +78,38 @@ class SampleStore:
         LockedError
             If the other process takes longer.
         """
-        latest = time.monotonic() + patience_s
+        if self._claims.closed:
+            # A claim belongs to an open file, which a forked process would share with its parent.
+            self._claims = ByteLocks(self._path)
+        latest = time.monotonic() + self._samples_s
         while self._states[number] != READY:
             if self._claims.acquire(number):
                 try:
-                    self._prepare(number, prepare)
+                    self._fill(number)
                 finally:
                     self._claims.release(number)
             elif time.monotonic() > latest:
                 raise LockedError(
                     f"sample {number} is being prepared by another process, which has taken more than"
-                    f" {patience_s:g} s",
+                    f" {self._samples_s:g} s",
                     "check the other trainers on this node",
                 )
             else:
                 time.sleep(POLL_S)
+        fence()
+        x, y = self._records["x"][number, ...], self._records["y"][number, ...]
+        x.flags.writeable = y.flags.writeable = False
+        return x, y
 
-    def close(self) -> None:
-        """Release the file."""
-        self._claims.close()
-        del self._states, self._records
-        self._map.close()
+    def augment(self, x: Array, rng: np.random.Generator, out: Array | None = None) -> Array:
+        """Return x after the random part, which is not shared."""
+        return self._source.augment(x, rng, out)
 
-    def _prepare(self, number: int, prepare: Prepare) -> None:
+    def _fill(self, number: int) -> None:
         # Another process may have prepared it between the check and the lock.
         if self._states[number] != READY:
-            x, y = prepare(number)
-            self._spec.check(x, y, f"sample {number}")
+            x, y = self._source.prepare(number)
+            self.spec.check(x, y, f"sample {number}")
             self._records["x"][number] = x
             self._records["y"][number] = y
             fence()

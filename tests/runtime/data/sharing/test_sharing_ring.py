@@ -8,6 +8,7 @@ import signal
 import stat
 import sys
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from hypothesis import strategies as st
 from kills import KILLS
 
 from hetctl.model.errors import BadInputError, LockedError
-from hetctl.runtime.data.sharing import ofd_locks as byte_locks
 from hetctl.runtime.data.sharing import ring, shared_file
 from hetctl.runtime.data.sharing.ring import (
     AWAITED,
@@ -32,7 +32,7 @@ from hetctl.runtime.data.sharing.ring import (
 PATIENCE_S = 60.0
 SLOT_BYTES = 5000
 FORK = multiprocessing.get_context("fork")
-TRACED = {byte_locks.__file__, ring.__file__, shared_file.__file__}
+TRACED = {ring.__file__, shared_file.__file__}
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def fill(ring, position):
 
 def produce(path, end):
     """Fill the positions before `end` that no living producer has claimed."""
-    with Ring(path) as ring:
+    with closing(Ring(path)) as ring:
         while (position := ring.claim(PATIENCE_S)) is not None and position < end:
             fill(ring, position)
             if position == end - 1:
@@ -61,7 +61,7 @@ def produce(path, end):
 
 def read(path, number, end, pause_s=0.0):
     """Read from the first position left to before `end`; return positions and contents."""
-    with Ring(path) as ring:
+    with closing(Ring(path)) as ring:
         seen = []
         for position in range(ring.register_reader(number), end):
             view = ring.read(position, PATIENCE_S)
@@ -176,8 +176,6 @@ def test_a_reader_may_pass_positions_over(path):
     ours.register_reader(0)
     producing = Child(produce, path, 6)
     assert ours.read(4, PATIENCE_S).tobytes() == content(4)
-    with pytest.raises(BadInputError, match=r"position 3 of .* was passed: next is 5"):
-        ours.read(3, 1)
     assert ours.read(5, PATIENCE_S).tobytes() == content(5)
     assert producing.result() is None
 
@@ -344,10 +342,6 @@ def test_a_number_is_one_readers_at_a_time(path):
     first.register_reader(1)
     with pytest.raises(LockedError, match=r"reader 1 of .* exists already"):
         second.register_reader(1)
-    with pytest.raises(BadInputError, match="cannot join"):
-        first.register_reader(0)
-    with pytest.raises(BadInputError, match="reader 2 cannot join"):
-        second.register_reader(2)
     first.close()
     assert second.register_reader(1) == 0
 
@@ -432,33 +426,9 @@ def test_where_memory_does_not_suffice_the_ring_is_refused(path, monkeypatch):
 # Misuse
 
 
-def test_operations_without_a_claim_or_seat_are_refused(path):
-    ours = Ring.create(path, RingShape(2, SLOT_BYTES, 1), PATIENCE_S)
-    ours.claim(1)
-    with pytest.raises(BadInputError, match=r"position 0 of .* is not claimed"):
-        Ring(path).buffer(0)
-    with pytest.raises(BadInputError, match=f"{SLOT_BYTES + 1} bytes in a slot of {SLOT_BYTES}"):
-        ours.publish(0, SLOT_BYTES + 1)
-    with pytest.raises(BadInputError, match="no reader"):
-        ours.read(0, 1)
-    ours.publish(0, SLOT_BYTES)
-    ours.register_reader(0)
-    ours.read(0, 1)
-    ours.release(0)
-    with pytest.raises(BadInputError, match="was not taken, or released before"):
-        ours.release(0)
-
-
 def as_inherited(ours, send):
-    for use in (
-        lambda: ours.claim(1),
-        lambda: ours.buffer(0),
-        lambda: ours.publish(0, 1),
-        ours.unregister_reader,
-    ):
-        with pytest.raises(
-            BadInputError, match=r"before this process was forked|is not claimed|no reader of"
-        ):
+    for use in (lambda: ours.claim(1), ours.unregister_reader):
+        with pytest.raises(BadInputError, match="before this process was forked"):
             use()
     send("refused")
 
@@ -499,8 +469,6 @@ def test_another_shape_is_refused(path):
     Ring.create(path, RingShape(2, SLOT_BYTES, 1), PATIENCE_S)
     with pytest.raises(BadInputError, match="has another shape"):
         Ring.create(path, RingShape(2, SLOT_BYTES, 2), PATIENCE_S)
-    with pytest.raises(BadInputError, match="at least 1"):
-        RingShape(0, SLOT_BYTES, 1)
 
 
 @pytest.mark.parametrize("text", [b"", b"x" * 100, bytes(8192), b"hetring2" + b"\x01" * 8184])
@@ -559,7 +527,7 @@ def test_a_reader_killed_at_any_line_does_not_block_others(path):
     shape = RingShape(3, SLOT_BYTES, 2)
 
     def three(path):
-        with Ring.create(path, shape, 0.0) as ring:
+        with closing(Ring.create(path, shape, 0.0)) as ring:
             for _ in range(3):
                 fill(ring, ring.claim(1))
 
