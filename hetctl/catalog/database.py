@@ -291,7 +291,7 @@ def _migrate(engine: Engine, path: Path) -> None:
         if not stored:
             _create(connection)
         elif stored < REVISION:
-            _upgrade(connection)
+            _upgrade(connection, path)
 
 
 def _is_current(engine: Engine, path: Path) -> bool:
@@ -328,13 +328,17 @@ def _create(connection: Connection) -> None:
     connection.execute(ALEMBIC_VERSION.insert(), {"version_num": REVISION})
 
 
-def _upgrade(connection: Connection) -> None:
+def _upgrade(connection: Connection, path: Path) -> None:
     # Imported here since new catalogs and those that are up to date open without Alembic.
     from alembic import command
     from alembic.config import Config
+    from alembic.util import CommandError
 
     config = Config()
     # Alembic reads its options through configparser, which takes a single % for the start of a reference.
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, REVISION)
+    try:
+        command.upgrade(config, REVISION)
+    except CommandError as error:
+        raise UnusableCatalogError(f"the catalog {path} has an unknown schema: {error}", REBUILD) from error
