@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
 
-from hetctl.methods.hopper.schedule import PRECISION, Hop, Schedule
-from hetctl.methods.hopper.unit_times import UnitTimes
+from hetctl.methods.hopper.schedule import PRECISION, Hop, Schedule, UnitTimes
 from hetctl.model.hops import DONE, VisitEnd, slots_in
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from hetctl.methods.hopper.hop_plans import planned_visits
-from hetctl.methods.hopper.schedule import SearchOptions
+from hetctl.methods.hopper.schedule import SearchOptions, UnitTimes
 from hetctl.methods.hopper.simulate import Outage, simulate_hops
-from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.hops import Visit
 
 BEGAN_AT = 1_000_000.0

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hetctl.inputs.csv_table import WorkerPoints, read_workers
 from hetctl.inputs.input_errors import refusal, suggestion
-from hetctl.inputs.worker_table import WorkerPoints, read_workers
 from hetctl.methods.balance.manager import equal_batches
 from hetctl.methods.balance.managers import make_manager
 from hetctl.methods.balance.observation_log import (

@@ -11,10 +11,9 @@ import numpy as np
 
 from hetctl.inputs.visit_times import UnitTimeTable, read_unit_times, read_visit_log
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
-from hetctl.methods.hopper.modes import estimated_costs, modes
-from hetctl.methods.hopper.schedule import trace_line, visits_of
+from hetctl.methods.hopper.schedule import UnitTimes, lower_bound, trace_line, visits_of
 from hetctl.methods.hopper.simulate import Outage, VisitRecord, simulate_hops
-from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
+from hetctl.methods.hopper.worker_groups import estimated_costs, modes
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import HOPPER
 from hetctl.model.run_status import TaskSpan

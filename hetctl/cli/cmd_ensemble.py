@@ -9,7 +9,7 @@ import click
 from hetctl.cli.completions import complete_runs
 from hetctl.cli.options import this_project
 from hetctl.cli.output import json_option, show
-from hetctl.model.ensemble_results import AVERAGES, GREEDY, SOUPS
+from hetctl.model.exports import AVERAGES, GREEDY, SOUPS
 
 
 @click.command("ensemble")
@@ -41,7 +41,7 @@ def ensemble_command(run: str | None, soups: bool, way: str, output: Path | None
     round. The folder has the weights, and `predict.py` with `predict_fn`, which needs no hetctl.
     """
     from hetctl.app.run.combine import combine
-    from hetctl.reports.ensemble_table import ensemble_sections
+    from hetctl.reports.run_tables import ensemble_sections
 
     found = combine(this_project(), run, way, output, soups=soups, force=force)
     show(found, lambda: ensemble_sections(found))

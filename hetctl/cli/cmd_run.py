@@ -425,7 +425,7 @@ def report_command(
         statuses = [compared_status(project, name) for name in names]
         for each in statuses:
             forward(project, each)
-        from hetctl.reports.comparison_page import render_comparison
+        from hetctl.reports.run_page import render_comparison
 
         write_text(output, render_comparison(statuses, compared))
         show({"runs": list(names), "path": str(output.resolve())}, lambda: f"wrote {output}")

@@ -1,15 +1,19 @@
-"""CSV tables: the values of each line by column, with the rule of each column, and errors by line."""
+"""CSV tables of rates and of step times: each line's values by column, the columns' rules, errors by line."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
-from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown, suggestion
+from hetctl.inputs.input_errors import SourceLine, read_text, refusal, refuse, shown, suggestion
+from hetctl.inputs.validation import MEMBER_NAME, MEMBER_RULE, NAME_RULE, SAFE_NAME
+from hetctl.model.values import dataclass
 
 # float() alone also accepts 'nan', 'inf', '1_000' and digits of other scripts.
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
@@ -129,3 +133,168 @@ def _check_header(
     rules += [f"column '{name}' is given twice" for name in known if header.count(name) > 1]
     if rules:
         raise refusal((place, rule) for rule in rules)
+
+
+RATE_COLUMNS = {
+    "member": matching(MEMBER_NAME, MEMBER_RULE),
+    "gpus": COUNT,
+    "rate": number(1e-9, 1e12, "must be a number from 1e-9 to 1e12 samples/s"),
+}
+OPTIONAL_COLUMNS = {
+    "gpu_type": TEXT,
+    "samples": number(math.ulp(0.0), 1e15, "must be above 0, and at most 1e15"),
+    "busy": number(1e-3, 1.0, "must be a share of the time from 0.001 to 1"),
+}
+
+
+@dataclass(frozen=True)
+class RateRow:
+    """Rate of a member on a number of GPUs.
+
+    Parameters
+    ----------
+    rate : float
+        Samples/s.
+    samples : float or None
+        Samples to convergence; equal in all rows of the member.
+    busy : float or None
+        Share of the time for which the member keeps its device busy alone on one GPU; in rows of one GPU.
+    """
+
+    member: str
+    gpus: int
+    rate: float
+    gpu_type: str | None = None
+    samples: float | None = None
+    busy: float | None = None
+
+
+def read_rates(path: Path, *, with_work: bool = False) -> list[RateRow]:
+    """Read a rate table.
+
+    Parameters
+    ----------
+    with_work : bool
+        If true, the table must be complete: `samples` of each member, and rates on one type of GPU.
+
+    Raises
+    ------
+    BadInputError
+        If the file has errors, with a line for each: ``FILE:LINE: column: rule``.
+    """
+    records, problems = read_table(path, RATE_COLUMNS, OPTIONAL_COLUMNS)
+    rows = [(place, RateRow(**values)) for place, values in records]
+    problems += _contradictions(rows)
+    problems += _gaps(rows) if with_work else []
+    refuse(problems)
+    return [row for _, row in rows]
+
+
+def write_rates(rows: Iterable[RateRow], file: TextIO) -> None:
+    """Write a table from which `read_rates` returns the same rows."""
+    rows = list(rows)
+    used = [name for name in OPTIONAL_COLUMNS if any(getattr(row, name) is not None for row in rows)]
+    columns = (*RATE_COLUMNS, *used)
+    # The csv module writes CRLF by default, on every system.
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([getattr(row, name) for name in columns] for row in rows)
+
+
+def _contradictions(rows: list[tuple[SourceLine, RateRow]]) -> Iterator[Problem]:
+    at = dict(rows)
+    for place, earlier in repeated((place, (row.member, row.gpus, row.gpu_type)) for place, row in rows):
+        on = f"{at[place].gpus} GPUs" + (f" ({at[place].gpu_type})" if at[place].gpu_type else "")
+        yield place, f"member '{at[place].member}' on {on} is already in line {earlier.line}"
+    for place, row in rows:
+        if row.busy is not None and row.gpus > 1:
+            yield place, f"busy: is of one GPU, got {row.busy} on {row.gpus} GPUs"
+    for place, earlier in repeated((place, row.member) for place, row in rows):
+        if at[earlier].samples != at[place].samples:
+            rule = f"samples: must be the same in all rows of member '{at[place].member}'"
+            yield (
+                place,
+                f"{rule}, got {at[place].samples} here and {at[earlier].samples} in line {earlier.line}",
+            )
+
+
+def _gaps(rows: list[tuple[SourceLine, RateRow]]) -> list[Problem]:
+    """Return the first line of each member without a number of samples."""
+    firsts = {row.member: (place, row) for place, row in reversed(rows)}
+    return [
+        (place, f"samples: member '{name}' has none, so its work is unknown")
+        for name, (place, row) in firsts.items()
+        if row.samples is None
+    ]
+
+
+WORKER_COLUMNS = {
+    "worker": matching(SAFE_NAME, NAME_RULE),
+    "batch": COUNT,
+    "seconds": number(1e-9, 1e9, "must be a number from 1e-09 to 1e+09"),
+}
+
+
+@dataclass(frozen=True)
+class WorkerPoints:
+    """Measurements of a worker.
+
+    Parameters
+    ----------
+    points : tuple of (batch, seconds)
+        Measured points in ascending order of the batch.
+    max_batch : int or None
+        Largest batch that fits into its memory.
+    place : SourceLine
+        First line of the worker.
+    """
+
+    name: str
+    points: tuple[tuple[int, float], ...]
+    max_batch: int | None
+    place: SourceLine
+
+
+def read_workers(path: Path) -> list[WorkerPoints]:
+    """Read the workers of a file, in the order of their first lines.
+
+    Raises
+    ------
+    BadInputError
+        If the file has errors, with a line for each: ``FILE:LINE: column: rule``.
+    """
+    rows, problems = read_table(path, WORKER_COLUMNS, {"max_batch": COUNT})
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row[1]["worker"], []).append(row)
+    for name, own in groups.items():
+        problems += [*_disorder(name, own), *_caps(name, own)]
+    refuse(problems)
+    return [
+        WorkerPoints(
+            name,
+            tuple((values["batch"], values["seconds"]) for _, values in own),
+            own[0][1]["max_batch"],
+            own[0][0],
+        )
+        for name, own in groups.items()
+    ]
+
+
+def _disorder(name: str, rows: list[Row]) -> Iterator[Problem]:
+    for (earlier, before), (place, values) in pairwise(rows):
+        if values["batch"] == before["batch"]:
+            yield place, f"batch: worker '{name}' with {values['batch']} is already in line {earlier.line}"
+        elif values["batch"] < before["batch"]:
+            got = f"got {values['batch']} after {before['batch']} in line {earlier.line}"
+            yield place, f"batch: must ascend for worker '{name}', {got}"
+
+
+def _caps(name: str, rows: list[Row]) -> Iterator[Problem]:
+    first, cap = rows[0][0], rows[0][1]["max_batch"]
+    for place, values in rows:
+        if values["max_batch"] != cap:
+            got = f"got {values['max_batch'] or 'none'} here and {cap or 'none'} in line {first.line}"
+            yield place, f"max_batch: must be the same in all rows of worker '{name}', {got}"
+        elif cap is not None and values["batch"] > cap:
+            yield place, f"batch: {values['batch']} is above the worker's max_batch of {cap}"

@@ -34,7 +34,7 @@ from hetctl.inputs.validation import value_of
 from hetctl.inputs.yaml_source import Location
 from hetctl.model.combinations import NO_DIVISION, OWN_CODE, conflicts
 from hetctl.model.ensemble import Functions, Member, StopRule, TrainingCode
-from hetctl.model.python_start import python_start
+from hetctl.model.interpreter import python_start
 from hetctl.model.training_settings import (
     BUILT_IN,
     EVERY_EPOCH,

@@ -9,10 +9,10 @@ import numpy as np
 
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.hopper.hop_plans import planned_visits
+from hetctl.methods.hopper.schedule import UnitTimes
 from hetctl.methods.hopper.simulate import simulate_hops
-from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.methods.hopper.worker_groups import group_size, hop_workers, visit_times
-from hetctl.methods.phase_run import JobTime, PhaseRun
+from hetctl.methods.parallelism import JobTime, PhaseRun
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import EpochTimeline

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.model.ensemble_results import ACCURACY, LOSS, MAE, MSE, Gain, OutputForm
 from hetctl.model.errors import BadInputError
+from hetctl.model.exports import ACCURACY, LOSS, MAE, MSE, Gain, OutputForm
 from hetctl.model.values import dataclass
 
 Array = npt.NDArray[Any]

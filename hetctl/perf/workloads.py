@@ -16,8 +16,7 @@ from hetctl.model.training_progress import EpochHistory, Progress, TimedRate
 from hetctl.model.training_settings import EVERY_EPOCH
 from hetctl.model.workload import Workload
 from hetctl.perf.convergence import ConvergenceForecast
-from hetctl.perf.memory_fit import gpus_left
-from hetctl.perf.rate_extrapolation import learned, prior_shapes, rate_curve, usable_rates
+from hetctl.perf.rate_extrapolation import gpus_left, learned, prior_shapes, rate_curve, usable_rates
 from hetctl.perf.rate_prediction import USUAL_LEVEL, Level, estimated_levels, known_rates
 from hetctl.perf.sharing import NO_SHARING, GpuTerms, slowed_by
 

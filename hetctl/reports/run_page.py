@@ -1,10 +1,11 @@
-"""Self-contained HTML page of a run."""
+"""Self-contained HTML pages: of a run, and of runs beside each other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from hetctl.model.run_results import RunComparison
 from hetctl.model.run_status import RunStatus
 from hetctl.model.searches import SearchStatus
 from hetctl.reports.gantt import RUN, gantt_section
@@ -30,6 +31,7 @@ from hetctl.reports.run_charts import (
     shares_svg,
     stage_svg,
 )
+from hetctl.reports.run_tables import comparison_tables
 from hetctl.reports.sections import Report, Section
 from hetctl.reports.status_table import describe_importance, status_sections
 from hetctl.reports.style import colours_of
@@ -247,3 +249,37 @@ def _figures(status: RunStatus) -> list[tuple[str, str, str]]:
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}{'s' * (number != 1)}"
+
+
+def render_comparison(statuses: Sequence[RunStatus], compared: RunComparison) -> str:
+    """Return the page; the runs are in the same order in both."""
+    report = Report(
+        title=" · ".join(status.run for status in statuses),
+        about=[f"{status.run}: {status.state}, {describe_time(status)}" for status in statuses],
+        figures=[
+            (f"{status.run}, best {best.metric}", format_metric(best.best), best.member)
+            for status in statuses
+            for best in ranked(status)[:1]
+        ],
+        sections=list(_sections(statuses, compared)),
+        colours=colours_of(status.run for status in statuses),
+    )
+    return render(report)
+
+
+def _sections(statuses: Sequence[RunStatus], compared: RunComparison) -> Iterator[Section]:
+    leaders = [ranked(status)[0] for status in statuses if ranked(status)]
+    trained = [status for status in statuses if any(status.history.values())]
+    if leaders and trained and len({one.metric for one in leaders}) == 1:
+        charts = best_so_far_svgs(trained, leaders[0].metric, leaders[0].mode)
+        about = "The best value of all members of a run by then."
+        marks = legend(colours_of(status.run for status in trained))
+        yield Section("Best so far", about, charts=charts, legend=marks)
+    for section in comparison_tables(compared):
+        yield replace(section, title=section.title.strip())
+    # One colour for a member in all runs.
+    colours = colours_of(dict.fromkeys(member.member for status in trained for member in status.members))
+    for number, status in enumerate(trained):
+        own = {member.member: colours[member.member] for member in status.members}
+        charts = learning_svgs(status, own, f"{number}-")
+        yield Section(f"Learning curves of {status.run}", charts=charts, legend=legend(own))

@@ -1,14 +1,15 @@
-"""Tables of runs: a list of all, their logs, their sizes, several beside each other, and an explanation."""
+"""Tables of runs: a list, logs, sizes, several beside each other, ensembles of members, an explanation."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.text import Text
 
+from hetctl.model.exports import BEST_MEMBER, Combination, EnsembleResult
 from hetctl.model.profile import some_of
 from hetctl.model.run_results import (
     Explanation,
@@ -26,8 +27,8 @@ from hetctl.reports.sections import Note, Section
 from hetctl.reports.status_table import STYLES
 from hetctl.reports.units import NONE, format_bytes, format_metric, format_seconds
 
-MOST_NAMED, MOST_DIFFERENCES, MOST_COMPARED, LONGEST = 2, 50, 50, 60
-"""Limits: members of a difference, differences, compared members, and characters of a value."""
+NAMED, WEIGHED, MOST_DIFFERENCES, MOST_COMPARED, LONGEST = 2, 4, 50, 50, 60
+"""Limits: members of a difference, of an ensemble; differences; compared members; characters of a value."""
 
 
 def runs_table(runs: Sequence[RunLine]) -> Section:
@@ -45,7 +46,7 @@ def runs_table(runs: Sequence[RunLine]) -> Section:
     hours = (">GPU-\nhours", ">node-\nhours", ">\npredicted", ">\ncharged")
     headers = ("run", "ensemble", "site", "state", "members", "best", "started", *hours)
     gone = [run.run for run in runs if run.results is None]
-    notes = [(f"the folder of {some_of(gone, MOST_NAMED)} is gone", "yellow")] if gone else []
+    notes = [(f"the folder of {some_of(gone, NAMED)} is gone", "yellow")] if gone else []
     return Section(headers=headers, rows=rows, fold=("run", "best"), notes=notes, gap=0)
 
 
@@ -109,7 +110,7 @@ def comparison_tables(compared: RunComparison) -> list[Section]:
     rest = len(compared.differences) - len(shown)
     differences = [
         (
-            one.key + (f" of {some_of(one.members, MOST_NAMED)}" if one.members else ""),
+            one.key + (f" of {some_of(one.members, NAMED)}" if one.members else ""),
             *map(_value, one.values),
         )
         for one in shown
@@ -185,3 +186,48 @@ def explanation_section(one: Explanation) -> Section:
     notes += [(f"next: {one.next_step}", "bold")] if one.next_step else []
     notes += [(f"log: {one.log}", "dim")] if one.log_tail else []
     return Section(f"{one.member} of run {one.run} is {one.state}", notes=notes, log=one.log_tail)
+
+
+JUDGED = "judged by samples that had no part in the choice; 95 % by the paired bootstrap over them"
+
+
+def ensemble_sections(found: EnsembleResult) -> list[Section]:
+    """Return the table."""
+    has_loss = any(one.loss is not None for one in found.combinations)
+    headers = ("ensemble", f">{found.metric}", ">gain", ">95 %", "members")
+    losses = (">log-loss", ">scaled\nlog-loss") if has_loss else ()
+    rows = [(*_row(one)[:4], *(_losses(one) if has_loss else ()), _row(one)[4]) for one in found.combinations]
+    notes: list[Note] = [(JUDGED, "dim")]
+    if found.left_out:
+        names = [f"{name} ({reason})" for name, reason in found.left_out.items()]
+        notes += [(f"left out: {some_of(names, WEIGHED)}", "yellow")]
+    if found.path is not None:
+        notes += [(f"wrote {found.path}: from predict import predict_fn", "")]
+    return [
+        Section(
+            f"run {found.run}: {len(found.candidates)} members, {found.samples:,} validation samples",
+            headers=(*headers[:4], *losses, headers[4]),
+            rows=rows,
+            fold=("ensemble", "members"),
+            notes=notes,
+        )
+    ]
+
+
+def _row(one: Combination) -> tuple[str, ...]:
+    gain, interval = NONE, NONE
+    if one.gain is not None:
+        gain = f"{one.gain.mean:+.4f}"
+        interval = f"{one.gain.low:+.4f} .. {one.gain.high:+.4f}"
+    return one.way, format_metric(one.value), gain, interval, _named(one.way, one.weights)
+
+
+def _losses(one: Combination) -> tuple[str, ...]:
+    return format_metric(one.loss), format_metric(one.scaled_loss)
+
+
+def _named(way: str, weights: Mapping[str, float]) -> str:
+    ordered = sorted(weights, key=lambda name: -weights[name])
+    if way == BEST_MEMBER:
+        return ordered[0]
+    return some_of([f"{name} {weights[name]:.2g}" for name in ordered], WEIGHED)

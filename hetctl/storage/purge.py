@@ -1,14 +1,16 @@
-"""Files of a run that a site deletes when nobody has used them for some days."""
+"""Deletion of a run's files: by its user, and by a site when nobody has used them for some days."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hetctl.model.site import Purge
-from hetctl.storage.paths import RunFolder, member_folder
+from hetctl.storage.atomic_io import file_mode, make_private_folder
+from hetctl.storage.paths import Home, RunFolder, member_folder
 
 DAY_S = 86400.0
 WARNED_SHARE = 0.5
@@ -68,3 +70,21 @@ def renew(paths: Iterable[Path], now: float) -> None:
             os.utime(path, (now, path.stat().st_mtime))
         except (FileNotFoundError, PermissionError):  # a file of another user in a shared project
             continue
+
+
+def remove_files(home: Home, run: str) -> None:
+    """Remove the folder and the checkpoints of a run, and what earlier removals have left."""
+    if home.removing.exists():
+        shutil.rmtree(home.removing)
+    make_private_folder(home.removing)
+    # The folder first: a run without its checkpoints would be half a run.
+    for path, name in ((home.run(run).path, run), (home.checkpoints / run, f"{run}.checkpoints")):
+        if path.exists():
+            path.rename(home.removing / name)
+    shutil.rmtree(home.removing)
+
+
+def use_up_name(home: Home, run: str) -> None:
+    """Note that no later run may have this name: the batch system would take their jobs for each other."""
+    make_private_folder(home.removed)
+    (home.removed / run).touch(mode=file_mode(home.removed))

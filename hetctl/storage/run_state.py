@@ -27,7 +27,7 @@ from hetctl.storage.snapshot import (
     write_snapshot,
 )
 from hetctl.storage.task_fold import TaskFold, TaskKey, TaskRecord, TaskReport, Tasks, UsageFold
-from hetctl.storage.visit_totals import TotalsFold, WorkerTotals
+from hetctl.storage.visit_fold import TotalsFold, WorkerTotals
 
 
 def state_in(folder: RunFolder, spec: RunSpec) -> RunState:

@@ -26,7 +26,7 @@ from hop_rules import broken_by_schedule
 
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
 from hetctl.methods.hopper.milp import MOST_PAIRS
-from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
+from hetctl.methods.hopper.schedule import UnitTimes, lower_bound
 
 COSTS = (
     *(727, 724, 837, 360, 727, 2000, 3000, 2000, 2000, 2000, 16000, 16000, 20000, 2000, 2000, 4000, 4000),

@@ -16,7 +16,7 @@ from typing import Any
 from demo_bench import hetctl
 from tables import Table
 
-from hetctl.model.ensemble_results import AVERAGES, BEST_MEMBER
+from hetctl.model.exports import AVERAGES, BEST_MEMBER
 from hetctl.model.seed_groups import spread_of
 
 SEEDS = 10

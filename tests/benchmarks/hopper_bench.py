@@ -22,8 +22,7 @@ from hop_rules import broken_by_schedule
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
 from hetctl.methods.hopper.list_schedule import Residual, dense
 from hetctl.methods.hopper.portfolio import refine
-from hetctl.methods.hopper.schedule import Schedule
-from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
+from hetctl.methods.hopper.schedule import Schedule, UnitTimes, lower_bound
 
 SIZES = (4, 5, 7, 10, 15, 20)
 SMALL = (4, 5)

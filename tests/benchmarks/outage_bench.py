@@ -15,9 +15,8 @@ import numpy as np
 from tables import Figure, Table
 
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
-from hetctl.methods.hopper.schedule import visits_of
+from hetctl.methods.hopper.schedule import UnitTimes, lower_bound, visits_of
 from hetctl.methods.hopper.simulate import Outage, simulate_hops
-from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 
 CONFIGS, WORKERS = 12, 6
 SEEDS, DRAWS = 10, 10

@@ -14,9 +14,8 @@ from search_bench import ETA, FIRST, LAST, TRIALS, WORKERS, Search, TrainedEpoch
 from search_trainable import epoch_seconds, loss_after
 from tables import Figure, Table
 
-from hetctl.methods.automl.grid_random import RandomSource
 from hetctl.methods.automl.halving import VARIANTS, Asha
-from hetctl.methods.automl.procedure import Procedure
+from hetctl.methods.automl.procedure import Procedure, RandomSource
 from hetctl.methods.automl.trials import Categorical, NumberRange, Report, Trial
 from hetctl.model.searches import DELAYED, STOPPING
 

@@ -23,7 +23,7 @@ from tables import Figure, Table
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from slurm_cluster import SlurmCluster, missing_programs
 
-from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
+from hetctl.methods.hopper.schedule import UnitTimes, lower_bound
 from hetctl.model.events import Event
 from hetctl.storage.paths import Home
 from hetctl.storage.progress_fold import events_in

@@ -12,13 +12,12 @@ from fuzzing import fuzzed, mutations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetctl.inputs.csv_table import read_rates, read_workers
 from hetctl.inputs.ensemble_file import read_ensemble, read_partition_table
 from hetctl.inputs.layer_profile import read_layers
 from hetctl.inputs.pipeline_cluster import read_cluster
-from hetctl.inputs.rate_table import read_rates
 from hetctl.inputs.site_file import read_site
 from hetctl.inputs.visit_times import read_unit_times
-from hetctl.inputs.worker_table import read_workers
 from hetctl.model.errors import BadInputError
 
 ENSEMBLE = b"""\

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hetctl.methods import hop_phase as phases
 from hetctl.methods.hop_phase import hop_phase, unit_times
 from hetctl.methods.hopper import SearchOptions
-from hetctl.methods.hopper.unit_times import lower_bound
+from hetctl.methods.hopper.schedule import lower_bound
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload

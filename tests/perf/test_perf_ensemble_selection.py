@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.model.ensemble_results import ACCURACY, LOSS, MSE, OutputForm
 from hetctl.model.errors import BadInputError
+from hetctl.model.exports import ACCURACY, LOSS, MSE, OutputForm
 from hetctl.perf import ensemble_selection as selection
 from hetctl.perf.ensemble_selection import SCORES, Task
 

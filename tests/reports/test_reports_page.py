@@ -22,9 +22,8 @@ from hetctl.model.run_status import (
     RunStatus,
     TimeShares,
 )
-from hetctl.reports.comparison_page import render_comparison
 from hetctl.reports.run_charts import HOURS, TIME, best_so_far
-from hetctl.reports.run_page import render_page
+from hetctl.reports.run_page import render_comparison, render_page
 from hetctl.reports.status_table import status_sections
 from hetctl.reports.style import COLOURS, colours_of, ink_on
 

@@ -23,7 +23,7 @@ from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.storage.paths import member_folder, tensorboard_file
 from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_files import read_spec
-from hetctl.storage.visit_fold import VisitLog
+from hetctl.storage.visit_fold import FoldLog, VisitFold
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training]
 RUN = "hops-001"
@@ -144,7 +144,7 @@ def visits_of(events):
 def assert_complete(project):
     """Assert that the run obeys the four invariants of CEREBRO, section 2."""
     members = {f"m{number}": 1 for number in range(len(CONFIGS))}
-    visits = VisitLog(project.home.run(RUN), members).refresh().visits
+    visits = FoldLog(VisitFold(), project.home.run(RUN), members).refresh().visits
     assert broken_by_visits(visits, 4, members) == []
     assert problems(events_of(project), epochs=members) == []
     assert sum(visit.state == DONE for visit in visits) == len(CONFIGS) * 2 * 4
@@ -195,7 +195,7 @@ def test_few_members_hop_from_group_to_group(slurm_cluster, tmp_path):
     events = events_of(project)
     assert [e.data["reason"] for e in events if e.kind == "visit_lost"] == ["killed"]
     members = {"m0": 2, "m1": 2}
-    visits = VisitLog(project.home.run(RUN), members).refresh().visits
+    visits = FoldLog(VisitFold(), project.home.run(RUN), members).refresh().visits
     assert broken_by_visits(visits, 4, members) == []
     workers = {visit["partition"]: visit["worker"] for visit in visits_of(events)}
     assert workers == {number: f"{node}:0+1" for number, node in enumerate(homes)}

@@ -16,7 +16,7 @@ from hetctl.model.event_records import FORMS, record_of
 from hetctl.model.events import DRIVER, Event
 from hetctl.storage.event_files import read_folder
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.visit_fold import VisitFold, VisitLog
+from hetctl.storage.visit_fold import FoldLog, VisitFold
 
 MEMBERS = ("m0", "m1", "m2")
 TRACE = trace_of(MEMBERS, lost=True)
@@ -123,7 +123,7 @@ def test_plans_are_in_the_order_of_their_times():
 def test_the_log_reads_what_was_appended(tmp_path):
     folder = RunFolder(tmp_path)
     write_run(folder.events, TRACE.records)
-    log = VisitLog(folder, MEMBERS)
+    log = FoldLog(VisitFold(), folder, MEMBERS)
     count = len(log.refresh().visits)
     assert count == len(TRACE.records)
     assert len(read_folder(folder.events)) == count + 5

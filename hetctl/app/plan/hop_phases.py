@@ -12,8 +12,7 @@ from hetctl.app.plan.phase_drafts import PhaseDraft, assembled, candidates, data
 from hetctl.app.plan.planning import PlanRequest, demands_of, limits_of
 from hetctl.methods.hop_phase import hop_phase, size_of_groups, unit_times
 from hetctl.methods.hopper import SearchOptions
-from hetctl.methods.parallelism import does_not_fit, too_large
-from hetctl.methods.phase_run import PhaseRun
+from hetctl.methods.parallelism import PhaseRun, does_not_fit, too_large
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.plan import HOPPER, ModeChoice, Plan
 from hetctl.model.workload import Workload

@@ -11,7 +11,7 @@ from hetctl.app.plan.hop_phases import hop_run, hops, refuse_bare_nodes
 from hetctl.app.plan.phase_drafts import PhaseDraft, assembled, candidates, data_parallel
 from hetctl.app.plan.pipeline_phases import MemberLayers, known_layers, pipeline_member_of, pipelines
 from hetctl.app.plan.planning import PlanRequest, demands_of, limits_of, refuse_large_parts
-from hetctl.methods.hopper.modes import hopper_epochs
+from hetctl.methods.hopper.worker_groups import hopper_epochs
 from hetctl.methods.parallelism import HopChoice, choose_modes, does_not_fit, too_large
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.plan import HOPPER, PIPELINE, Plan

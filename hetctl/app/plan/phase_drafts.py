@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from hetctl.app.plan.planning import PlanRequest, data_parallel_plan
-from hetctl.methods.phase_run import PhaseRun
+from hetctl.methods.parallelism import PhaseRun
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, Allocation, Forecast, ModeChoice, Phase, Plan, Round
 from hetctl.model.training_settings import OFF

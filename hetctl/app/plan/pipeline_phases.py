@@ -15,7 +15,7 @@ from hetctl.app.plan.phase_drafts import PhaseDraft, assembled
 from hetctl.app.plan.planning import PlanRequest
 from hetctl.app.profile.catalog_profiles import rows_of
 from hetctl.inputs.layer_profile import LayerRow, read_layers
-from hetctl.methods.phase_run import phase_in_turn
+from hetctl.methods.parallelism import phase_in_turn
 from hetctl.methods.pipeline.layouts import PipelineProblem, PlacedPipeline, allocation_of, lay_out
 from hetctl.methods.pipeline.stage_costs import UNNAMED, LayerProfile, PipelineCluster, bytes_alone
 from hetctl.methods.pipeline.transfers import Waves

@@ -12,7 +12,7 @@ from typing import TextIO
 from hetctl.app.profile.catalog_profiles import IMPORTED, RatePoints
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
-from hetctl.inputs.rate_table import RateRow, read_rates, write_rates
+from hetctl.inputs.csv_table import RateRow, read_rates, write_rates
 from hetctl.inputs.validation import NAME_RULE, SAFE_NAME
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.errors import BadInputError

@@ -21,9 +21,9 @@ from hetctl import __version__
 from hetctl.app.project import Project
 from hetctl.app.run.select_run import known_run
 from hetctl.app.run.status import run_status
-from hetctl.model.bundles import BundleCheck, Bundled, BundleDifference, DataFile, Origin
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
+from hetctl.model.exports import BundleCheck, Bundled, BundleDifference, DataFile, Origin
 from hetctl.model.run_status import RunStatus
 from hetctl.model.serialization import decode, encode
 from hetctl.storage.kept_modules import revision_of, with_kept_modules

@@ -17,7 +17,8 @@ import numpy as np
 from hetctl.app.project import Project
 from hetctl.app.run.export import NO_GPU, Source, best_first, replacing, saved_network, sources_of
 from hetctl.app.run.weight_averages import WeightAverages, averaged_network, of_one_shape
-from hetctl.model.ensemble_results import (
+from hetctl.model.errors import BadInputError
+from hetctl.model.exports import (
     ACCURACY,
     AVERAGE,
     BEST_MEMBER,
@@ -32,7 +33,6 @@ from hetctl.model.ensemble_results import (
     EnsembleResult,
     OutputForm,
 )
-from hetctl.model.errors import BadInputError
 from hetctl.model.profile import some_of
 from hetctl.model.values import dataclass
 from hetctl.perf import ensemble_selection as selection

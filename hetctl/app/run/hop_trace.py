@@ -10,7 +10,7 @@ from hetctl.methods.hopper.schedule import trace_line
 from hetctl.model.errors import BadInputError
 from hetctl.model.hops import DONE, Visit, VisitEnd
 from hetctl.model.values import dataclass
-from hetctl.storage.visit_fold import VisitLog
+from hetctl.storage.visit_fold import FoldLog, VisitFold
 
 APART_S = 1e-6
 """Least time between two starts in a trace, whose lines are repeated in the order of their starts."""
@@ -41,7 +41,7 @@ def trace_of_run(project: Project, run: str | None) -> RunTrace:
     """
     spec = known_run(project, run)[0].spec
     names = [member.name for member in spec.ensemble.members]
-    visits = VisitLog(project.home.run(spec.run), names).refresh().visits
+    visits = FoldLog(VisitFold(), project.home.run(spec.run), names).refresh().visits
     if not visits:
         raise BadInputError(
             f"no visit of run {spec.run} has ended: members hop with --mode hopper, or auto",

@@ -24,8 +24,7 @@ from hetctl.model.pipelines import PipelineEpoch, PipelineLayout, PipelineStatus
 from hetctl.model.run_status import BalanceHistory
 from hetctl.model.training_progress import EpochResult
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.stage_fold import StageFold
-from hetctl.storage.visit_totals import Interval, VisitTotals, WorkerTotals
+from hetctl.storage.visit_fold import Interval, StageFold, VisitTotals, WorkerTotals
 
 
 def hop_status(

@@ -14,7 +14,7 @@ from hetctl.model.errors import LockedError
 from hetctl.model.job import UNDER_WAY, RunReason, check_run_removal
 from hetctl.model.run import RunSpec
 from hetctl.model.run_results import Pruned, Removal
-from hetctl.storage.removal import remove_files, use_up_name
+from hetctl.storage.purge import remove_files, use_up_name
 from hetctl.storage.run_files import checkpoint_folder
 
 

@@ -25,8 +25,8 @@ from hetctl.methods.automl.optuna_study import (
     key_importance,
     update_study,
 )
-from hetctl.methods.automl.pareto import front_of
 from hetctl.methods.automl.search_run import search_space, study_space
+from hetctl.methods.automl.trials import front_of
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.event_records import TrialRequested

@@ -50,9 +50,7 @@ from hetctl.storage.run_files import read_live_metrics
 from hetctl.storage.run_results import known_summary, noted_summary, summary_of
 from hetctl.storage.run_state import RunState, state_in
 from hetctl.storage.snapshot import StaleSnapshotError
-from hetctl.storage.stage_fold import StageLog
-from hetctl.storage.visit_fold import VisitLog
-from hetctl.storage.visit_totals import totals_of
+from hetctl.storage.visit_fold import FoldLog, StageFold, VisitFold, totals_of
 
 
 def run_status(project: Project, run: str | None, most: int | None = None) -> RunStatus:
@@ -101,8 +99,8 @@ class RunWatch:
         self._known: tuple[RunRecord, Sequence[Job]] | None = None
         self._stamp: Stamp | None = None
         self._view: RunView | None = None
-        self._visits: VisitLog | None = None
-        self._stages: StageLog | None = None
+        self._visits: FoldLog[VisitFold] | None = None
+        self._stages: FoldLog[StageFold] | None = None
         self._purge: str | None = None
         self._seen: tuple[Sequence[Job], int] = ((), 0)
         self._answer: tuple[Sequence[Job], str] = ((), "")
@@ -220,8 +218,10 @@ class RunWatch:
             folder = self._project.home.run(record.spec.run)
             self._view = RunView(folder, record.spec, record.plan, lazily=lazily)
             names = [member.name for member in record.spec.ensemble.members]
-            self._visits = VisitLog(folder, names) if HOPPER in record.spec.phases else None
-            self._stages = StageLog(folder, record.spec.pipelines) if record.spec.pipelines else None
+            self._visits = FoldLog(VisitFold(), folder, names) if HOPPER in record.spec.phases else None
+            self._stages = (
+                FoldLog(StageFold(), folder, record.spec.pipelines) if record.spec.pipelines else None
+            )
         return self._view
 
 

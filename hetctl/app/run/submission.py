@@ -37,7 +37,7 @@ from hetctl.model.values import dataclass
 from hetctl.scheduling.job_size import grace_of
 from hetctl.storage.atomic_io import write_private
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.removal import remove_files
+from hetctl.storage.purge import remove_files
 from hetctl.storage.run_files import keep_spec, read_claim
 from hetctl.storage.run_state import state_in
 

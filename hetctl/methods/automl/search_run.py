@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hetctl.methods.automl.grid_random import GridSource, OneShot, RandomSource
 from hetctl.methods.automl.halving import Asha, Hyperband
 from hetctl.methods.automl.optuna_search import OptunaSource, Pruned
 from hetctl.methods.automl.pbt import Mutation, Pbt
-from hetctl.methods.automl.procedure import Method, Procedure, TrialSource
+from hetctl.methods.automl.procedure import GridSource, Method, OneShot, Procedure, RandomSource, TrialSource
 from hetctl.methods.automl.trials import (
     Categorical,
     Config,

@@ -1,17 +1,16 @@
-"""Trials of a search: the space of configurations, and the history of reports."""
+"""Trials of a search: the space of configurations, the history of reports, and who is ahead or behind."""
 
 from __future__ import annotations
 
 import math
 import random
-from bisect import insort
+from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
-from statistics import NormalDist
+from statistics import NormalDist, median
 from typing import Any
 
-from hetctl.methods.automl.pareto import Losses, pareto_order
 from hetctl.model.errors import BadInputError
 from hetctl.model.values import dataclass
 
@@ -290,3 +289,71 @@ class TrialHistory:
             self._waiting.pop(report.trial, None)
         self.events.append(report)
         return True
+
+
+Losses = tuple[float, ...]
+
+
+def dominates(one: Losses, other: Losses) -> bool:
+    """Return true if a point is nowhere worse than another one, and better somewhere; less is better."""
+    return one != other and all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def front_of(points: Mapping[int, Losses]) -> list[int]:
+    """Return the points that no other one dominates, in their order."""
+    # Only a point before it in the order of losses can dominate another.
+    front: list[int] = []
+    for number in sorted(points, key=lambda each: points[each]):
+        if not any(dominates(points[other], points[number]) for other in front):
+            front.append(number)
+    kept = {*front}
+    return [number for number in points if number in kept]
+
+
+def pareto_order(points: Mapping[int, Losses]) -> list[int]:
+    """Return the points by fronts, the best first; in a front those farthest from others first."""
+    left, order = dict(sorted(points.items())), list[int]()
+    while left:
+        front = front_of(left)
+        distances = _crowding([left[number] for number in front])
+        ranks = sorted(zip(front, distances, strict=True), key=lambda each: (-each[1], each[0]))
+        order += [number for number, _ in ranks]
+        left = {number: losses for number, losses in left.items() if number not in {*front}}
+    return order
+
+
+def _crowding(front: Sequence[Losses]) -> list[float]:
+    """Return the crowding distance of each point of a front; infinite for those with the least of a loss."""
+    distances = [0.0] * len(front)
+    for losses in zip(*front, strict=True):
+        order = sorted(range(len(front)), key=losses.__getitem__)
+        width = losses[order[-1]] - losses[order[0]]
+        distances[order[0]] = distances[order[-1]] = math.inf
+        for before, at, after in zip(order, order[1:], order[2:], strict=False):
+            distances[at] += (losses[after] - losses[before]) / width if width else 0.0
+    return distances
+
+
+Point = tuple[int, int]
+"""Epoch, from 1, and samples trained in it."""
+Curve = Sequence[tuple[Point, float]]
+"""Losses of a trial by point, in order."""
+
+
+def is_behind(own: Curve, others: Iterable[Curve], least: int) -> bool:
+    """Return true if a trial's newest loss is above the median of those that others had at this point.
+
+    Of each trial that has reached the point, the newest loss up to it counts: trials need not report at the
+    same points. The rule of the paper takes averages over all earlier points instead, which hide a late fall.
+
+    Parameters
+    ----------
+    own : Curve
+        Its losses, at least one.
+    least : int
+        Fewest trials with such a loss; with fewer none is behind.
+    """
+    point, loss = own[-1]
+    there = [curve for curve in others if curve and curve[-1][0] >= point and curve[0][0] <= point]
+    losses = [curve[bisect_right(curve, point, key=lambda each: each[0]) - 1][1] for curve in there]
+    return len(losses) >= least and loss > median(losses)

@@ -8,8 +8,7 @@ from hetctl.methods.hopper.approximate import approximate
 from hetctl.methods.hopper.list_schedule import randomized
 from hetctl.methods.hopper.milp import milp
 from hetctl.methods.hopper.portfolio import best
-from hetctl.methods.hopper.schedule import Schedule, SearchOptions
-from hetctl.methods.hopper.unit_times import UnitTimes
+from hetctl.methods.hopper.schedule import Schedule, SearchOptions, UnitTimes
 
 __all__ = ["SCHEDULERS", "SearchOptions"]
 

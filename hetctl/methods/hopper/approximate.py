@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetctl.methods.hopper.list_schedule import Indices, Residual, dispatch
-from hetctl.methods.hopper.schedule import PRECISION, Place, Schedule, SearchOptions, in_sequence
-from hetctl.methods.hopper.unit_times import UnitTimes
+from hetctl.methods.hopper.schedule import PRECISION, Place, Schedule, SearchOptions, UnitTimes, in_sequence
 
 Matrix = NDArray[np.float64]
 TINY = float(np.finfo(np.float64).tiny)

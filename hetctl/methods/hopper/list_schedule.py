@@ -13,8 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.hopper.schedule import Hop, Schedule, SearchOptions
-from hetctl.methods.hopper.unit_times import UnitTimes
+from hetctl.methods.hopper.schedule import Hop, Schedule, SearchOptions, UnitTimes
 from hetctl.model.values import dataclass
 
 NOISES = (0.1, 0.02, 0.2, 0.05, 0.4)

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetctl.methods.hopper.list_schedule import randomized
-from hetctl.methods.hopper.schedule import Schedule, SearchOptions, in_sequence
-from hetctl.methods.hopper.unit_times import UnitTimes
+from hetctl.methods.hopper.schedule import Schedule, SearchOptions, UnitTimes, in_sequence
 
 MOST_PAIRS = 5000
 """Most pairs of mutually exclusive units; with more, HiGHS finds nothing in minutes and exceeds its time."""

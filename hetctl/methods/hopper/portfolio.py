@@ -14,8 +14,16 @@ import numpy as np
 
 from hetctl.methods.hopper.approximate import approximate
 from hetctl.methods.hopper.list_schedule import NOISES, Residual, dense
-from hetctl.methods.hopper.schedule import PRECISION, Place, Schedule, SearchOptions, in_sequence
-from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound, shares
+from hetctl.methods.hopper.schedule import (
+    PRECISION,
+    Place,
+    Schedule,
+    SearchOptions,
+    UnitTimes,
+    in_sequence,
+    lower_bound,
+    shares,
+)
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

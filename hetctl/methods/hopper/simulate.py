@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from hetctl.methods.hopper.reschedule import Rescheduler
-from hetctl.methods.hopper.schedule import SearchOptions
+from hetctl.methods.hopper.hop_plans import Rescheduler
+from hetctl.methods.hopper.schedule import SearchOptions, UnitTimes
 from hetctl.methods.hopper.state_machine import Hopper
-from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.hops import Visit
 from hetctl.model.values import dataclass

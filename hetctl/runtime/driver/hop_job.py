@@ -19,8 +19,8 @@ from hetctl.methods.hopper.hop_events import (
 )
 from hetctl.methods.hopper.hop_plans import HopPlanner
 from hetctl.methods.hopper.hop_scheduler import HopRules, HopScheduler
-from hetctl.methods.hopper.modes import modes
 from hetctl.methods.hopper.schedule import SearchOptions, visits_to_repeat
+from hetctl.methods.hopper.worker_groups import modes
 from hetctl.model.events import DRIVER
 from hetctl.model.hops import HopPlanMade, StateFetched, StateSaved, Visit, VisitEnd, node_of
 from hetctl.model.plan import HOPPER

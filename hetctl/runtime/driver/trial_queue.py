@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from hetctl.methods.automl.median_rule import Curve, is_behind
 from hetctl.methods.automl.search_run import SearchRun, UsedResources
-from hetctl.methods.automl.trials import Parent, Trial
+from hetctl.methods.automl.trials import Curve, Parent, Trial, is_behind
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.profile import MemberProfile, rate_config, shape_digest

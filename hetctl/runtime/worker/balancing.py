@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hetctl.methods.balance.drift import DriftDetector
-from hetctl.methods.balance.manager import BatchSizeManager, Observation
+from hetctl.methods.balance.manager import BatchSizeManager, DriftDetector, Observation
 from hetctl.methods.balance.managers import dump_state, load_state, make_manager, same_structure
 from hetctl.methods.balance.observation_log import LoggedIteration, ManagerStart, json_line, logged
 from hetctl.methods.balance.predictors.learner import Learner

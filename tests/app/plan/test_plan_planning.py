@@ -10,7 +10,7 @@ from workbench import new_project
 
 from hetctl.app.plan import planning
 from hetctl.catalog.catalog import Catalog
-from hetctl.methods.phase_run import PhaseRun
+from hetctl.methods.parallelism import PhaseRun
 
 SIZE = ("--site", "slurm", "--gpus", "2", "--time", "1h")
 TYPES = """\

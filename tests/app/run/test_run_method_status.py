@@ -15,9 +15,7 @@ from hetctl.model.events import DRIVER, Event
 from hetctl.model.hops import DONE
 from hetctl.model.pipelines import pipeline_use
 from hetctl.model.training_progress import EpochResult
-from hetctl.storage.stage_fold import StageFold
-from hetctl.storage.visit_fold import VisitFold
-from hetctl.storage.visit_totals import totals_of
+from hetctl.storage.visit_fold import StageFold, VisitFold, totals_of
 
 MEMBERS = ("m0", "m1", "m2")
 TRACE = trace_of(MEMBERS, lost=True)

@@ -15,7 +15,7 @@ from workbench import pretending, pretending_project, wait_for
 
 from hetctl.app.run import explain
 from hetctl.cli.main import cli
-from hetctl.storage.removal import remove_files
+from hetctl.storage.purge import remove_files
 
 ENSEMBLE = pretending("duo", 2, a="{epochs: 2}", b="{epochs: 2}")
 FAILING = pretending("duo", 2, a="{fail: true}", b="{epochs: 2}")
@@ -239,7 +239,7 @@ def test_a_removal_that_was_killed_is_none_or_whole(copied, at):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        target = "pathlib.Path.rename" if at == "rename" else "hetctl.storage.removal.shutil.rmtree"
+        target = "pathlib.Path.rename" if at == "rename" else "hetctl.storage.purge.shutil.rmtree"
         patch.setattr(target, killed)
         assert copied.here("rm", "duo-002", "--yes").code == 130
     assert copied.here("status").code == 0

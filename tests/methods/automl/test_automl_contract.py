@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.automl.grid_random import GridSource, OneShot, RandomSource
 from hetctl.methods.automl.halving import Asha, Hyperband
 from hetctl.methods.automl.optuna_search import OptunaSource
 from hetctl.methods.automl.pbt import Mutation, Pbt
-from hetctl.methods.automl.procedure import Method, Procedure, TrialSource
+from hetctl.methods.automl.procedure import GridSource, Method, OneShot, Procedure, RandomSource, TrialSource
 from hetctl.methods.automl.trials import Categorical, NumberRange, Report, Trial
 from hetctl.model.errors import BadInputError
 from hetctl.model.searches import PROMOTION, STOPPING

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from hetctl.methods.automl.grid_random import GridSource, OneShot, RandomSource
 from hetctl.methods.automl.optuna_search import OptunaSource, Pruned
 from hetctl.methods.automl.pbt import Mutation, Pbt
-from hetctl.methods.automl.procedure import Procedure
+from hetctl.methods.automl.procedure import GridSource, OneShot, Procedure, RandomSource
 from hetctl.methods.automl.trials import Categorical, NumberRange, Report
 from hetctl.model.errors import BadInputError
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.methods.automl.grid_random import GridSource
 from hetctl.methods.automl.pbt import Mutation, Pbt
-from hetctl.methods.automl.procedure import Procedure
+from hetctl.methods.automl.procedure import GridSource, Procedure
 from hetctl.methods.automl.trials import Categorical, Report, Trial
 from hetctl.model.errors import BadInputError
 

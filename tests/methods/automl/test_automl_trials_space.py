@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.methods.automl.grid_random import GridSource, OneShot, RandomSource
-from hetctl.methods.automl.procedure import Procedure
+from hetctl.methods.automl.procedure import GridSource, OneShot, Procedure, RandomSource
 from hetctl.methods.automl.trials import Categorical, NumberRange, active_part
 from hetctl.model.errors import BadInputError
 

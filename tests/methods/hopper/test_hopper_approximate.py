@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.hopper.approximate import apart, approximate, greedy, rearranged
-from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
+from hetctl.methods.hopper.schedule import UnitTimes, lower_bound
 from hetctl.model.errors import BadInputError
 
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
 from hetctl.methods.hopper.hop_plans import planned_visits
+from hetctl.methods.hopper.schedule import UnitTimes
 from hetctl.methods.hopper.simulate import simulate_hops
 from hetctl.methods.hopper.state_machine import Hopper
-from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.hops import Visit
 from hetctl.model.plan import HOP_SCHEDULERS
 

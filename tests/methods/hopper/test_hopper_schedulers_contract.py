@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
 from hetctl.methods.hopper.list_schedule import Residual, dense, randomized
 from hetctl.methods.hopper.portfolio import on_single_workers, refine
-from hetctl.methods.hopper.schedule import in_sequence
-from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
+from hetctl.methods.hopper.schedule import UnitTimes, in_sequence, lower_bound
 
 SOON = SearchOptions(seconds=0.05)
 FAST, SEARCHING = ("randomized", "approximate"), ("milp", "best")

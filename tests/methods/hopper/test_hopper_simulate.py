@@ -11,10 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.hopper.approximate import approximate
-from hetctl.methods.hopper.modes import DATA_PARALLEL, HOPPER, HYBRID, estimated_costs
-from hetctl.methods.hopper.schedule import Hop, Schedule, SearchOptions, in_sequence, visits_of
+from hetctl.methods.hopper.schedule import (
+    Hop,
+    Schedule,
+    SearchOptions,
+    UnitTimes,
+    in_sequence,
+    lower_bound,
+    visits_of,
+)
 from hetctl.methods.hopper.simulate import HopTrace, Outage, simulate_hops
-from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
+from hetctl.methods.hopper.worker_groups import DATA_PARALLEL, HOPPER, HYBRID, estimated_costs
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.hops import Unit
 

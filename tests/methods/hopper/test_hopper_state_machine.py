@@ -9,10 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.hopper.reschedule import Rescheduler
-from hetctl.methods.hopper.schedule import SearchOptions
+from hetctl.methods.hopper.hop_plans import Rescheduler
+from hetctl.methods.hopper.schedule import SearchOptions, UnitTimes
 from hetctl.methods.hopper.state_machine import Hopper
-from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.hops import Unit, Visit
 
 CONFIGS, PARTITIONS = ("a", "b", "c", "d"), ("p0", "p1", "p2")

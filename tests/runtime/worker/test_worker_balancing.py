@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from thread_groups import groups_of_threads
 
-from hetctl.methods.balance.drift import LASTING, WINDOW
+from hetctl.methods.balance.manager import LASTING, WINDOW
 from hetctl.methods.balance.managers import dump_state, make_manager
 from hetctl.methods.balance.observation_log import ManagerStart, json_line, records_in, replay
 from hetctl.methods.balance.predictors import learner

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import DISK_FULL_ERRORS, SERVER_ERRORS, BadInputError
-from hetctl.model.python_start import search_path
+from hetctl.model.interpreter import search_path
 from hetctl.model.training_settings import NO_RANKS, RESUME_VARIABLE
 from hetctl.model.values import dataclass
 from hetctl.runtime.agent.binding import VISIBLE_DEVICES, Binding

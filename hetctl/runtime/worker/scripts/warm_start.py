@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hetctl.model.python_start import PythonStart, python_start, search_path
+from hetctl.model.interpreter import PythonStart, python_start, search_path
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_settings import FIRST_USE
 from hetctl.model.values import dataclass

@@ -16,7 +16,7 @@ from workbench import kill_all, new_project, wait_for
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.hops import DONE
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.visit_fold import VisitLog
+from hetctl.storage.visit_fold import FoldLog, VisitFold
 
 pytestmark = pytest.mark.training
 RUN, PARTS = "found-001", 3
@@ -119,7 +119,7 @@ def assert_each_epoch_is_visited_once(project):
     begun = {
         event["member"]: (event.get("parent") or {}).get("epochs", 0) for event in told(project, "trial")
     }
-    visits = VisitLog(project.home.run(RUN), most).refresh().visits
+    visits = FoldLog(VisitFold(), project.home.run(RUN), most).refresh().visits
     done = Counter((v.member, v.epoch, v.evaluates, v.partition) for v in visits if v.state == DONE)
     wanted = {
         (name, epoch, evaluates, partition)

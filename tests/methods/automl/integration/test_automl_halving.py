@@ -9,9 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.automl.grid_random import RandomSource
 from hetctl.methods.automl.halving import Asha, Hyperband
-from hetctl.methods.automl.procedure import Method, Procedure
+from hetctl.methods.automl.procedure import Method, Procedure, RandomSource
 from hetctl.methods.automl.trials import NumberRange, Report, Trial
 from hetctl.model.errors import BadInputError
 from hetctl.model.searches import DELAYED, PROMOTION, STOPPING

@@ -15,7 +15,7 @@ import pytest
 from workbench import wait_for
 
 from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member
-from hetctl.model.python_start import python_start
+from hetctl.model.interpreter import python_start
 from hetctl.runtime.worker.scripts.command_process import CommandProcess
 from hetctl.runtime.worker.scripts.warm_start import WarmPythons, pythons_ahead, start_warm, warm_python_of
 from hetctl.storage.processes import Process

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.methods.phase_run import JobTime, phase_in_turn
+from hetctl.methods.parallelism import JobTime, phase_in_turn
 from hetctl.model.errors import InfeasibleError
 from hetctl.scheduling.simulate.scenario import JobTiming
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.perf.memory_fit import gpus_left
+from hetctl.perf.rate_extrapolation import gpus_left
 
 
 @pytest.mark.parametrize(

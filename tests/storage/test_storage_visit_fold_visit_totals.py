@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.model.events import DRIVER, Event
-from hetctl.storage.visit_fold import VisitFold
-from hetctl.storage.visit_totals import TotalsFold, totals_of
+from hetctl.storage.visit_fold import TotalsFold, VisitFold, totals_of
 
 MEMBERS = ("m0", "m1", "m2")
 TRACE = trace_of(MEMBERS, partitions=3, epochs=3, lost=True)

@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.hopper import reschedule
+from hetctl.methods.hopper import hop_plans
+from hetctl.methods.hopper.hop_plans import Rescheduler
 from hetctl.methods.hopper.list_schedule import Residual, dense
-from hetctl.methods.hopper.reschedule import Rescheduler
-from hetctl.methods.hopper.schedule import SearchOptions
+from hetctl.methods.hopper.schedule import SearchOptions, UnitTimes
 from hetctl.methods.hopper.state_machine import Hopper
-from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.hops import Visit
 
 ONCE = SearchOptions(seconds=0)
@@ -111,9 +110,9 @@ def test_a_configuration_between_two_epochs_begins_the_next():
 
 
 def test_there_is_a_horizon(monkeypatch):
-    monkeypatch.setattr(reschedule, "MOST_UNITS", 13)
+    monkeypatch.setattr(hop_plans, "MOST_UNITS", 13)
     assert len(planned(COPIED, state_of(COPIED), epochs=10)) == 12
-    monkeypatch.setattr(reschedule, "MOST_UNITS", 1)
+    monkeypatch.setattr(hop_plans, "MOST_UNITS", 1)
     assert len(planned(COPIED, state_of(COPIED), epochs=10)) == 4, "an epoch at least"
 
 
@@ -122,7 +121,7 @@ def test_workers_do_not_wait_long_for_a_plan(monkeypatch, seconds, schedules):
     """A clock that ticks every 50 ms, once before the first schedule and once before each other one."""
     ticks = (i * 0.05 for i in count())
     made = []
-    monkeypatch.setattr(reschedule, "dense", lambda *given: made.append(given) or dense(*given))
+    monkeypatch.setattr(hop_plans, "dense", lambda *given: made.append(given) or dense(*given))
     options = SearchOptions(seconds=seconds, clock=lambda: next(ticks))
     Rescheduler(COPIED, {"a": 1, "b": 1}, options)(state_of(COPIED), 0.0)
     assert len(made) == schedules

@@ -5,8 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.methods.hopper.modes import DATA_PARALLEL, HOPPER, HYBRID, grouped, groups, hopper_epochs, modes
-from hetctl.methods.hopper.unit_times import UnitTimes
+from hetctl.methods.hopper.schedule import UnitTimes
+from hetctl.methods.hopper.worker_groups import (
+    DATA_PARALLEL,
+    HOPPER,
+    HYBRID,
+    grouped,
+    groups,
+    hopper_epochs,
+    modes,
+)
 from hetctl.model.errors import BadInputError
 
 

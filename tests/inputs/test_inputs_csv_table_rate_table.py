@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.inputs.rate_table import RateRow, read_rates, write_rates
+from hetctl.inputs.csv_table import RateRow, read_rates, write_rates
 from hetctl.model.errors import BadInputError
 
 RATES = st.floats(1e-9, 1e12)

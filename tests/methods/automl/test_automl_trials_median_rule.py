@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.methods.automl.median_rule import is_behind
+from hetctl.methods.automl.trials import is_behind
 
 AT = (2, 100)
 

@@ -11,7 +11,7 @@ from hetctl.model.event_records import record_of
 from hetctl.model.events import DRIVER, Event
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.stage_fold import StageFold, StageLog
+from hetctl.storage.visit_fold import FoldLog, StageFold
 
 EVENTS = (
     Event(DRIVER, 0, "task_started", 1.0, task_started(ALONE)),
@@ -47,7 +47,7 @@ def test_a_layout_that_cannot_be_read_is_no_event():
 def test_a_log_reads_what_was_appended(tmp_path):
     run = RunFolder(tmp_path / "run")
     run.create()
-    log = StageLog(run, ["a"])
+    log = FoldLog(StageFold(), run, ["a"])
     assert log.refresh().task_of("a") is None
     EventWriter(run.events, DRIVER, 0).write("task_started", **task_started())
     assert log.refresh().task_of("a").pipeline == LAYOUT

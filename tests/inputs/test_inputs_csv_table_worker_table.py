@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.inputs.worker_table import read_workers
+from hetctl.inputs.csv_table import read_workers
 from hetctl.model.errors import BadInputError
 
 HEAD = "worker,batch,seconds\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hetctl.methods.balance.drift import LASTING, WINDOW, DriftDetector
+from hetctl.methods.balance.manager import LASTING, WINDOW, DriftDetector
 
 
 def noticed_at(factors, noise, iterations, seed=0):
