@@ -52,16 +52,13 @@ class RendezvousStore:
         """Return the answer to a request for ``/scope/key``."""
         match [method, *path.split("/")]:
             case "GET", "", scope, key:
-                return self._get(scope, key)
+                value = self._values.get(scope, {}).get(key)
+                return (MISSING, b"") if value is None else (OK, value)
             case "PUT", "", scope, key:
                 return self._put(scope, key, content)
             case "DELETE", "", scope, key:
                 return self._delete(scope, key)
         return BAD_REQUEST, b""
-
-    def _get(self, scope: str, key: str) -> Answer:
-        value = self._values.get(scope, {}).get(key)
-        return (MISSING, b"") if value is None else (OK, value)
 
     def _put(self, scope: str, key: str, content: bytes) -> Answer:
         """Store a value once: a second one would misdirect ranks. A client may repeat its request."""

@@ -446,8 +446,7 @@ def connect(address: Address, name: Any, timeout_s: float, identity: JobIdentity
             return _accepted(_reached(address, timeout_s, identity), address.key, name)
         except OSError as error:
             if time.monotonic() > limit:
-                refused = isinstance(error, ConnectionRefusedError)
-                kind = ConnectionRefusedError if refused else ConnectionError
+                kind = type(error) if isinstance(error, ConnectionRefusedError) else ConnectionError
                 place = address.host if address.port is None else f"{address.host}:{address.port}"
                 raise kind(f"{place} cannot be reached: {error}") from None
             time.sleep(RETRY_S)
@@ -463,10 +462,17 @@ def _reached(address: Address, timeout_s: float, identity: JobIdentity | None) -
     # A node may be unable to resolve its own name.
     host = LOCALHOST if address.is_here else address.host
     end = socket.create_connection((host, address.port), timeout_s)
-    try:
+    with _closed_on_error(end):
         tls = _tls(identity, is_server=False)
         _prove(end, tls)
         return Connection(end, tls)
+
+
+@contextmanager
+def _closed_on_error(end: socket.socket | Connection) -> Iterator[None]:
+    """Close an end of a connection if the block raises an error."""
+    try:
+        yield
     except BaseException:
         end.close()
         raise
@@ -474,15 +480,12 @@ def _reached(address: Address, timeout_s: float, identity: JobIdentity | None) -
 
 def _connected_locally(name: str) -> socket.socket:
     end = socket.socket(socket.AF_UNIX)
-    try:
+    with _closed_on_error(end):
         # A full queue of the kernel must fail at once.
         end.setblocking(False)
         end.connect(f"\0{name}")
         if not _is_own(end):
             raise PermissionError("another user's program listens there")
-    except BaseException:
-        end.close()
-        raise
     return end
 
 
@@ -519,7 +522,7 @@ def _prove(end: socket.socket, tls: TlsSession) -> None:
 
 def _accepted(connection: Connection, key: str, name: Any) -> Connection:
     """Send the handshake, and wait for the answer; OSError if it does not come."""
-    try:
+    with _closed_on_error(connection):
         connection.set_timeout(HANDSHAKE_S)
         connection.send(key)
         connection.send(name)
@@ -527,11 +530,6 @@ def _accepted(connection: Connection, key: str, name: Any) -> Connection:
             raise ConnectionAbortedError("another program listens there")
         # Timeouts stay with the socket, and would end later waits.
         connection.set_timeout(None)
-    except BaseException as error:
-        connection.close()
-        if isinstance(error, ValueError):
-            raise ConnectionAbortedError("another program listens there") from None
-        raise
     return connection
 
 

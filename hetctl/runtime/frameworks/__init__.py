@@ -8,6 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -145,11 +146,12 @@ class TrainableNetwork(StatefulNetwork):
     def _data(self, batches: Batches) -> TrainingData:
         """Return the batches in the types of the framework."""
         rows = self._member.largest_train_batch(self._group.size)
-        return TrainingData(batches, rows, self._convert, self._batch_callback(batches))
+        return TrainingData(batches, rows, self._convert, partial(self._on_batch, batches))
 
-    def _batch_callback(self, _batches: Batches) -> Callable[[int], None]:
-        """Return a function to call before each batch with its number of samples."""
-        return lambda _samples: None
+    def _on_batch(self, _batches: Batches, _samples: int) -> None:
+        """Prepare for the next batch, which has so many samples."""
+        if self._context is not None:
+            self._context.step += 1
 
     def _synchronized(self, loss: float, _batches: Batches) -> float:
         """Agree with the other ranks on loss and statistics after training on batches; return the loss."""
@@ -427,8 +429,7 @@ def load_framework(name: str) -> Framework:
 def framework_of_groups() -> str | None:
     """Return the first framework whose packages for groups are all installed, or None."""
     # find_spec() finds a package without importing it, which would take seconds.
-    installed = (entry.name for entry in FRAMEWORKS.values() if all(map(find_spec, entry.packages)))
-    return next(installed, None)
+    return next((entry.name for entry in FRAMEWORKS.values() if all(map(find_spec, entry.packages))), None)
 
 
 def preload_framework(name: str | None) -> None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
 from keras.src.models.functional import Functional
 
-from hetctl.model.ensemble import Member
-from hetctl.model.errors import BadInputError
 from hetctl.model.values import dataclass
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.keras_model import compiled_model, deferred_values, give_values
-from hetctl.runtime.frameworks.keras_stages import KerasStage, TrainedWith
-from hetctl.runtime.frameworks.stage_network import LAYER, Tensor
-from hetctl.runtime.worker.user_functions import UserFunctions
-
-HINT = "return a keras.Sequential, or a functional model with places where one tensor alone passes"
+from hetctl.runtime.frameworks.keras_stages import KerasStage
+from hetctl.runtime.frameworks.stage_network import LAYER, Chain, Tensor
 
 
 @dataclass(frozen=True)
@@ -35,29 +30,22 @@ class Segment:
         return " .. ".join(dict.fromkeys((names[0], names[-1])))
 
 
-class KerasChain:
+class KerasChain(Chain):
     """A sequential or functional model; models inside it are cut, too.
 
-    ``model_fn`` is called here, and again in each `build`, always with the member's seed.
-
-    Raises
-    ------
-    BadInputError
-        If the model, or its optimizer, cannot be divided.
+    ``model_fn`` is always called with the member's seed.
     """
 
-    def __init__(self, member: Member, functions: UserFunctions) -> None:
-        self._member = member
-        self._functions = functions
+    hint = "return a keras.Sequential, or a functional model with places where one tensor alone passes"
+
+    def _names(self) -> Iterable[str]:
         with deferred_values():
             model = self._call()
-            _check(member.name, model)
+            if problem := _problem(model):
+                raise self._uncut(problem)
             if _is_unbuilt(model):
-                self.layers = tuple(layer.name for layer in _layers_of(model))
-            else:
-                self.layers = tuple(one.name for one in self._segments(model, model.inputs[0]))
-        if len(self.layers) < 2:
-            raise _uncut(member.name, f"one layer alone, {self.layers[0]},")
+                return [layer.name for layer in _layers_of(model)]
+            return [one.name for one in self._segments(model, model.inputs[0])]
 
     def build(self, layers: range, sample: Samples, *, recomputes: bool = False) -> KerasStage:
         """Call ``model_fn`` without values of weights, then compute the values of these layers alone."""
@@ -66,18 +54,15 @@ class KerasChain:
             like = sample[0] if _is_unbuilt(model) else model.inputs[0]
             segments = self._segments(model, like)
         if len(segments) != len(self.layers):
-            raise _uncut(self._member.name, "layers that pass several tensors, and no keras.Input")
+            raise self._uncut("layers that pass several tensors, and no keras.Input")
         own = segments[layers.start : layers.stop]
         stage = keras.Model(own[0].inputs, own[-1].outputs)
         give_values(stage.variables)
         of_layers = {id(one) for segment in segments for one in _variables(segment)}
         # Variables of the optimizer, of metrics, and of Keras' generator of seeds.
         give_values(variable for variable in deferred if id(variable) not in of_layers)
-        training = TrainedWith(model.optimizer, model._compile_config.config)
-        variables = [_variables(one) for one in own]
-        return KerasStage(
-            layers, self.layers, stage, variables, training, self._member, recomputes=recomputes
-        )
+        of_own = [_variables(one) for one in own]
+        return KerasStage(layers, self.layers, stage, of_own, model, self._member, recomputes=recomputes)
 
     def _call(self) -> Any:
         keras.utils.set_random_seed(self._member.seed)
@@ -92,7 +77,7 @@ class KerasChain:
             Inputs: their shape without the first axis, and their type.
         """
         segments = _segments_of(model, like)
-        _check_shared(self._member.name, segments)
+        self._refuse_shared((one.name, _variables(one)) for one in segments)
         return segments
 
 
@@ -108,42 +93,22 @@ def _segments_of(model: Any, like: Any) -> list[Segment]:
     return list(_cut(keras.Model(inputs, _unnested(model, inputs))))
 
 
-def _check(name: str, model: Any) -> None:
-    problem = None
+def _problem(model: Any) -> str:
+    """Return what of a model cannot be divided; empty if all can."""
     optimizer = model.optimizer
     if type(model) not in (keras.Sequential, Functional):
-        problem = f"{type(model).__name__}, a model with methods of its own"
-    elif not _is_unbuilt(model) and (len(model.inputs), len(model.outputs)) != (1, 1):
-        problem = f"a model with {len(model.inputs)} inputs and {len(model.outputs)} outputs"
-    elif optimizer.global_clipnorm is not None:
-        problem = f"{type(optimizer).__name__} with global_clipnorm, a norm over the gradients of all layers"
-    elif isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        problem = f"{type(optimizer).__name__}, which scales the loss by the gradients of all layers"
-    if problem:
-        raise _uncut(name, problem)
-
-
-def _check_shared(name: str, segments: Sequence[Segment]) -> None:
-    owners: dict[int, Segment] = {}
-    for segment in segments:
-        for variable in _variables(segment):
-            owner = owners.setdefault(id(variable), segment)
-            if owner is not segment:
-                raise _uncut(name, f"weights that {owner.name} and {segment.name} share")
-
-
-def _uncut(name: str, problem: str) -> BadInputError:
-    return BadInputError(f"model_fn returned {problem} for {name}: it cannot be cut into stages", HINT)
+        return f"{type(model).__name__}, a model with methods of its own"
+    if not _is_unbuilt(model) and (len(model.inputs), len(model.outputs)) != (1, 1):
+        return f"a model with {len(model.inputs)} inputs and {len(model.outputs)} outputs"
+    if optimizer.global_clipnorm is not None:
+        return f"{type(optimizer).__name__} with global_clipnorm, a norm over the gradients of all layers"
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return f"{type(optimizer).__name__}, which scales the loss by the gradients of all layers"
+    return ""
 
 
 def _is_unbuilt(model: Any) -> bool:
     return isinstance(model, keras.Sequential) and not model.built
-
-
-def _is_nested(operation: Any) -> bool:
-    return type(operation) is keras.Sequential or (
-        type(operation) is Functional and (len(operation.inputs), len(operation.outputs)) == (1, 1)
-    )
 
 
 def _layers_of(model: Any) -> Iterator[Any]:
@@ -154,8 +119,7 @@ def _layers_of(model: Any) -> Iterator[Any]:
 def _unnested(model: Any, inputs: Any) -> Any:
     """Call the layers of a model, and of the models in it, one by one on a symbolic tensor."""
     if not isinstance(model, keras.Sequential):
-        outputs = model._run_through_graph(inputs, operation_fn=_unnested_call)
-        return keras.tree.flatten(outputs)[0]
+        return keras.tree.flatten(model._run_through_graph(inputs, operation_fn=_unnested_call))[0]
     for layer in model.layers:
         inputs = _unnested_call(layer)(inputs)
     return inputs
@@ -167,7 +131,11 @@ def _unnested_call(operation: Any) -> Any:
         is_set = any(value is not None for value in kwargs.values())
         return operation(*args, **kwargs) if is_set else _unnested(operation, args[0])
 
-    return call if _is_nested(operation) else operation
+    kind = type(operation)
+    is_nested = kind is keras.Sequential or (
+        kind is Functional and (len(operation.inputs), len(operation.outputs)) == (1, 1)
+    )
+    return call if is_nested else operation
 
 
 def _cut(flat: Any) -> Iterator[Segment]:
@@ -180,14 +148,10 @@ def _cut(flat: Any) -> Iterator[Segment]:
     for i, node in enumerate(nodes):
         pending.append(node.operation)
         alive = [tensor for tensor in (*alive, *node.outputs) if last_use.get(id(tensor), -1) > i]
-        if len(alive) == 1 and not _has_mask(alive[0]):
+        # A mask would go to later layers beside the tensor.
+        if len(alive) == 1 and getattr(alive[0], "_keras_mask", None) is None:
             yield Segment(tuple(pending), entered, alive[0])
             entered, pending = alive[0], []
-
-
-def _has_mask(tensor: Any) -> bool:
-    """Return true if later layers get a mask beside the tensor."""
-    return getattr(tensor, "_keras_mask", None) is not None
 
 
 def _variables(segment: Segment) -> list[Any]:

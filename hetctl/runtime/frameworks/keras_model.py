@@ -5,7 +5,7 @@ A compiled step is traced again for each new batch size: all batches get one siz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,15 +15,15 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hetctl.model.errors import BadInputError
+from hetctl.runtime.frameworks.packed_state import other_variables
 
 
-def compiled_step(step: Callable[..., Any]) -> Callable[..., Any]:
+def compiled_step(step: Callable[..., Any]) -> Any:
     """Compile a step to a graph, as Keras' own steps are: without AutoGraph.
 
     AutoGraph would write the step's code into a temporary file.
     """
-    compiled: Callable[..., Any] = tf.function(step, reduce_retracing=True, autograph=False)
-    return compiled
+    return tf.function(step, reduce_retracing=True, autograph=False)
 
 
 def compiled_model(returned: Any, name: str) -> Any:
@@ -88,6 +88,16 @@ def array_of(variable: Any) -> npt.NDArray[Any]:
         return np.asarray(memoryview(values))
     except ValueError:  # The buffer protocol lacks types such as bfloat16.
         return np.asarray(values)
+
+
+def assign_all(variables: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Assign arrays to the variables with their names; BadInputError for other names or shapes."""
+    shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
+    saved = {name: tuple(array.shape) for name, array in arrays.items()}
+    if different := {name for name, _ in shapes.items() ^ saved.items()}:
+        raise other_variables(f"{min(different)} and {len(different) - 1} more")
+    for name, variable in variables.items():
+        variable.assign(arrays[name])
 
 
 def ignore_padding(model: Any, rows: Any) -> None:
@@ -227,7 +237,12 @@ class KerasAccumulation:
         """
         known = trainable_variables or self._optimizer._trainable_variables
         gradients, variables = with_gradients(gradients, known)
-        totals = [self._total_of(variable) for variable in variables]
+        if unknown := [variable.path for variable in variables if id(variable) not in self._totals]:
+            raise BadInputError(
+                f"train_fn trains {unknown[0]}, which is no variable of the model that model_fn returned",
+                "make it one, or use batch_size in place of global_batch_size",
+            )
+        totals = [self._totals[id(variable)] for variable in variables]
         for total, gradient in zip(totals, gradients, strict=True):
             # Embeddings have sparse gradients.
             total.assign_add(tf.convert_to_tensor(gradient) * tf.cast(self.weight, total.dtype))
@@ -240,15 +255,6 @@ class KerasAccumulation:
 
         tf.cond(self.ends_step, take_step, lambda: tf.constant(False))
 
-    def _total_of(self, variable: Any) -> Any:
-        total = self._totals.get(id(variable))
-        if total is None:
-            raise BadInputError(
-                f"train_fn trains {variable.path}, which is no variable of the model that model_fn returned",
-                "make it one, or use batch_size in place of global_batch_size",
-            )
-        return total
-
 
 def with_gradients(gradients: Sequence[Any], variables: Sequence[Any] | None) -> tuple[list[Any], Any]:
     """Leave out variables that do not affect the loss and have the gradient None, as Keras does."""
@@ -258,42 +264,34 @@ def with_gradients(gradients: Sequence[Any], variables: Sequence[Any] | None) ->
     return [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
 
 
-class SequentialGroups:
-    """Groups of a graph's operations; each group runs after the group before it."""
-
-    def __init__(self) -> None:
-        self._graph: Any = None
-        self._done: list[Any] = []
-
-    @contextmanager
-    def next(self) -> Iterator[None]:
-        """Add new operations of the present graph to the next group."""
-        graph = tf.compat.v1.get_default_graph()
-        if graph is not self._graph:
-            self._graph, self._done = graph, []
-        known = len(graph.get_operations())
-        with tf.control_dependencies(self._done):
-            yield
-        # Reads and assignments of variables: every other operation of an update ends in one.
-        self._done = [one for one in graph.get_operations()[known:] if one.op_def.is_stateful]
-
-
 def update_sequentially(optimizer: Any) -> None:
     """Make an optimizer update one weight after another in compiled functions, with the same results.
 
     A graph runs independent operations in any order: the temporary values of all updates, each as large as
     its weight, would be in memory at once.
     """
-    groups = SequentialGroups()
+    graph, done = None, list[Any]()
     clip, decay, step = optimizer._clip_gradients, optimizer._apply_weight_decay, optimizer.update_step
+
+    @contextmanager
+    def next_weight() -> Iterator[None]:
+        """Let new operations of the present graph run after those of the weight before."""
+        nonlocal graph, done
+        if (present := tf.compat.v1.get_default_graph()) is not graph:
+            graph, done = present, []
+        known = len(present.get_operations())
+        with tf.control_dependencies(done):
+            yield
+        # Reads and assignments of variables: every other operation of an update ends in one.
+        done = [one for one in present.get_operations()[known:] if one.op_def.is_stateful]
 
     def decay_sequentially(variables: Sequence[Any]) -> None:
         for variable in variables:
-            with groups.next():
+            with next_weight():
                 decay([variable])
 
     def step_sequentially(gradient: Any, variable: Any, learning_rate: Any) -> None:
-        with groups.next():
+        with next_weight():
             step(*clip([gradient]), variable, learning_rate)
 
     # Stages do not clip by the norm of all gradients: each gradient is clipped in its turn.

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hetctl.model.ensemble import Member
-from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.named_arrays import fields_of
@@ -21,6 +20,7 @@ from hetctl.runtime.frameworks.keras_model import (
     KerasAccumulation,
     KerasRate,
     array_of,
+    assign_all,
     compiled_step,
     first_samples,
     ignore_padding,
@@ -66,6 +66,7 @@ class KerasNetwork(TrainableNetwork):
 
     def __init__(self, model: Any, member: Member, functions: UserFunctions, group: Group) -> None:
         self._rate = KerasRate(model.optimizer)
+        self._assigned: dict[int, float] = {}
         with tf.device("CPU:0"):
             self._rows = tf.Variable(member.batch_size, trainable=False, dtype=tf.int32)
         ignore_padding(model, self._rows)
@@ -79,7 +80,7 @@ class KerasNetwork(TrainableNetwork):
         self._test_step = compiled_step(self._tested)
         self.timer = GraphStepTimer() if group.size > 1 else None
         if group.size > 1:
-            horovod().broadcast_variables([_raw(v) for _, v in self._variables()], root_rank=0)
+            horovod().broadcast_variables([_raw(v) for v in self._variables().values()], root_rank=0)
         if member.micro_batch_size is not None:
             self._accumulation = KerasAccumulation(model, self._added_up)
         elif group.size > 1:
@@ -112,7 +113,14 @@ class KerasNetwork(TrainableNetwork):
             else:
                 self._predictions.skip()
         if self._group.size > 1:
-            self._add_up_metrics(tested, samples)
+            if not tested:
+                # The first step creates the metrics' variables; a rank without samples needs them, at zero.
+                self._test_step(*map(_tensors_of, samples), tf.constant(1))
+                self._model.reset_metrics()
+            # They are sums: added, they are those of all samples.
+            own = [_raw(variable) for variable in self._model.metrics_variables]
+            for variable, total in zip(own, horovod().grouped_allreduce(own, op=horovod().Sum), strict=True):
+                variable.assign(total)
         return self._with_whole(self._metrics())
 
     def _tested(self, x: Any, y: Any, count: Any) -> Any:
@@ -147,12 +155,11 @@ class KerasNetwork(TrainableNetwork):
         return self._metrics()
 
     def _metrics(self) -> dict[str, float]:
-        results = self._model.get_metrics_result()
-        return {f"val_{name}": float(value) for name, value in results.items()}
+        return {f"val_{name}": float(each) for name, each in self._model.get_metrics_result().items()}
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Return every variable by its position, and the factor of a schedule, which is not a variable."""
-        arrays = {name: array_of(variable) for name, variable in self._variables()}
+        arrays = {name: array_of(variable) for name, variable in self._variables().items()}
         packed = {} if self._context is None else packed_state.pack(self._context.save())
         own = {f"{CONTEXT}{name}": array for name, array in packed.items()}
         return {**arrays, **own, RATE_FACTOR: np.array(self._rate.factor)}
@@ -168,16 +175,7 @@ class KerasNetwork(TrainableNetwork):
         arrays = dict(arrays)
         rate_factor = float(arrays.pop(RATE_FACTOR))
         packed = {n.removeprefix(CONTEXT): arrays.pop(n) for n in list(arrays) if n.startswith(CONTEXT)}
-        variables = dict(self._variables())
-        shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
-        saved = {name: tuple(array.shape) for name, array in arrays.items()}
-        if shapes != saved:
-            raise BadInputError(
-                "the checkpoint has other variables than the network that model_fn builds now",
-                "undo the change of model_fn, or start a new run with `hetctl submit --new`",
-            )
-        for name, variable in variables.items():
-            variable.assign(arrays[name])
+        assign_all(self._variables(), arrays)
         self._rate.restore(rate_factor)
         if packed and self._context is not None:
             self._context.restore(packed_state.unpack(packed))
@@ -195,13 +193,8 @@ class KerasNetwork(TrainableNetwork):
         """Return the variables with the states of the layers' random generators."""
         return [variable for variable in self._model.variables if variable.name == SEED]
 
-    def _variables(self) -> list[tuple[str, Any]]:
-        owners = {"model": self._model, "optimizer": self._optimizer}
-        return [
-            (f"{owner}/{index:04d}", variable)
-            for owner, holder in owners.items()
-            for index, variable in enumerate(holder.variables)
-        ]
+    def _variables(self) -> dict[str, Any]:
+        return {**numbered("model", self._model), **numbered("optimizer", self._optimizer)}
 
     def _average_gradients(self) -> None:
         """Average in the optimizer's ``apply``, which both ``fit`` and custom loops use.
@@ -218,8 +211,8 @@ class KerasNetwork(TrainableNetwork):
             # Horovod would gather the rows of sparse gradients, as of embeddings, instead of adding them.
             dense = [tf.convert_to_tensor(g) for g in gradients]
             # Horovod's prescale_factor must be equal on all ranks; shares of a last batch may differ.
-            weighted = [g * tf.cast(self._weight, g.dtype) for g in dense]
-            return apply(self._added_up(weighted), trainable_variables)
+            own = [gradient * tf.cast(self._weight, gradient.dtype) for gradient in dense]
+            return apply(self._added_up(own), trainable_variables)
 
         self._optimizer.apply = apply_averaged
 
@@ -227,39 +220,22 @@ class KerasNetwork(TrainableNetwork):
         """Return the sums of weighted gradients over the ranks; the rank's own part of a step ends here."""
         if self.timer is None:
             return gradients
-        summed: list[Any] = horovod().grouped_allreduce(self.timer.end(gradients), op=horovod().Sum)
-        return summed
+        return list(horovod().grouped_allreduce(self.timer.end(gradients), op=horovod().Sum))
 
-    def _batch_callback(self, batches: Batches) -> Callable[[int], None]:
+    def _on_batch(self, batches: Batches, samples: int) -> None:
         """Tell the compiled step each batch's number of samples, and the averaging their share."""
-        noted: dict[Any, Any] = {}
-
-        def note(variable: Any, value: float) -> None:
-            if noted.get(id(variable)) != value:
+        super()._on_batch(batches, samples)
+        values: list[tuple[Any, float]] = [(self._rows, samples)]
+        if self._accumulation is not None:
+            values.append((self._accumulation.weight, batches.weight))
+            values.append((self._accumulation.ends_step, batches.ends_step))
+        elif self._group.size > 1:
+            values.append((self._weight, batches.weight))
+        for variable, value in values:
+            # Most stay as they are from batch to batch.
+            if self._assigned.get(id(variable)) != value:
                 variable.assign(value)
-                noted[id(variable)] = value
-
-        def on_batch(samples: int) -> None:
-            note(self._rows, samples)
-            if self._context is not None:
-                self._context.step += 1
-            if self._accumulation is not None:
-                note(self._accumulation.weight, batches.weight)
-                note(self._accumulation.ends_step, batches.ends_step)
-            elif self._group.size > 1:
-                note(self._weight, batches.weight)
-
-        return on_batch
-
-    def _add_up_metrics(self, tested: bool, samples: Samples) -> None:
-        """Set every rank's metrics to those of all samples, by adding their variables, which are sums."""
-        if not tested:
-            # The first step creates the variables; a rank without samples needs them, too, at zero.
-            self._test_step(*map(_tensors_of, samples), tf.constant(1))
-            self._model.reset_metrics()
-        own = [_raw(variable) for variable in self._model.metrics_variables]
-        for variable, total in zip(own, horovod().grouped_allreduce(own, op=horovod().Sum), strict=True):
-            variable.assign(total)
+                self._assigned[id(variable)] = value
 
 
 class GraphStepTimer:
@@ -298,6 +274,11 @@ class GraphStepTimer:
         numbers = [tf.cast(tf.reshape(gradient, [-1])[:1], tf.float32) for gradient in gradients]
         with tf.device("CPU:0"):
             return [tf.identity(tf.concat(numbers, axis=0))]
+
+
+def numbered(owner: str, holder: Any) -> dict[str, Any]:
+    """Return the variables of a model or an optimizer by their names in a checkpoint."""
+    return {f"{owner}/{index:04d}": variable for index, variable in enumerate(holder.variables)}
 
 
 def make_variables(model: Any, x: Any, y: Any) -> None:

@@ -16,6 +16,7 @@ from hetctl.model.values import dataclass
 from hetctl.runtime.frameworks.keras_model import (
     KerasRate,
     array_of,
+    assign_all,
     compiled_step,
     first_samples,
     ignore_padding,
@@ -24,14 +25,6 @@ from hetctl.runtime.frameworks.keras_model import (
 from hetctl.runtime.frameworks.stage_network import RecomputedPass, StageNetwork, Tensor
 
 RATE_FACTOR = "optimizer/learning_rate_factor"
-
-
-@dataclass(frozen=True)
-class TrainedWith:
-    """Optimizer of a whole model, and the arguments of its ``compile``."""
-
-    optimizer: Any
-    compiled_with: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -54,6 +47,8 @@ class KerasStage(StageNetwork):
         The layers.
     variables : sequence of list of keras.Variable
         Variables of each layer.
+    whole : keras.Model
+        Model that ``model_fn`` returned, with the optimizer and the arguments of its ``compile``.
     recomputes : bool
         As in `Chain.build`.
     """
@@ -66,7 +61,7 @@ class KerasStage(StageNetwork):
         names: Sequence[str],
         model: Any,
         variables: Sequence[list[Any]],
-        training: TrainedWith,
+        whole: Any,
         member: Member,
         *,
         recomputes: bool = False,
@@ -75,21 +70,20 @@ class KerasStage(StageNetwork):
         self._recomputes = recomputes
         self._model = model
         self._variables = variables
-        self._optimizer = training.optimizer
+        self._optimizer = whole.optimizer
         self._member = member
-        self._rate = KerasRate(training.optimizer)
+        self._rate = KerasRate(whole.optimizer)
         with tf.device("CPU:0"):
             self._rows = tf.Variable(member.batch_size, trainable=False, dtype=tf.int32)
         self._samples = member.batch_size
         ignore_padding(model, self._rows)
-        self._slots = _build_optimizer(training.optimizer, model.trainable_variables)
-        update_sequentially(training.optimizer)
+        self._slots = _build_optimizer(whole.optimizer, model.trainable_variables)
+        update_sequentially(whole.optimizer)
         if layers.stop == len(names):
             chosen = ("loss", "loss_weights", "metrics", "weighted_metrics")
-            options = {key: training.compiled_with[key] for key in chosen}
-            model.compile(training.optimizer, jit_compile=False, **options)
+            options = {key: whole._compile_config.config[key] for key in chosen}
+            model.compile(whole.optimizer, jit_compile=False, **options)
         self._forward = compiled_step(self._forward_step)
-        self._again = compiled_step(self._again_step)
         self._forward_backward = compiled_step(self._forward_backward_step)
         self._infer = compiled_step(lambda x, count: model(x[:count], training=False))
         self._score = compiled_step(lambda x, y, count: model.test_step((x[:count], y[:count])))
@@ -120,7 +114,7 @@ class KerasStage(StageNetwork):
         """Compute the gradients with the weights of the forward pass."""
         begun = self._passes.pop(minibatch)
         if isinstance(begun, RecomputedPass):
-            begun = self._recorded(begun.version, begun.inputs, partial(self._again, begun.state))
+            begun = self._recorded(begun.version, begun.inputs, partial(self._forward, state=begun.state))
         outputs, losses = begun.results
         given = [tf.convert_to_tensor(gradient, outputs.dtype), tf.ones_like(losses)]
         gradients = begun.tape.gradient([outputs, losses], begun.sources, given)
@@ -152,8 +146,8 @@ class KerasStage(StageNetwork):
 
     def infer(self, inputs: Tensor) -> Tensor:
         """Return the activations in evaluation mode."""
-        x = _repeated(inputs, self._member.rows_evaluated)
-        return array_of(self._infer(x, tf.constant(len(inputs))))
+        rows = self._member.rows_evaluated
+        return array_of(self._infer(_repeated(inputs, rows), tf.constant(len(inputs))))
 
     def score(self, inputs: Tensor, targets: Tensor) -> None:
         """Update the metrics of ``model_fn``."""
@@ -164,9 +158,9 @@ class KerasStage(StageNetwork):
     def scores(self) -> tuple[dict[str, float], int]:
         """Return the results of the metrics, and reset them."""
         count, self._scored = self._scored, 0
-        results = self._model.get_metrics_result()
+        found = {f"val_{name}": float(each) for name, each in self._model.get_metrics_result().items()}
         self._model.reset_metrics()
-        return {f"val_{name}": float(value) for name, value in results.items()}, count
+        return found, count
 
     def scale_learning_rate(self, factor: float) -> None:
         """Scale a constant rate or a schedule."""
@@ -182,19 +176,11 @@ class KerasStage(StageNetwork):
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
         """Assign every variable."""
         named = self._named()
-        own = {
-            name: array
-            for name, array in arrays.items()
-            if name != RATE_FACTOR and (name in named or self._owns(name))
-        }
-        shapes = {name: tuple(variable.shape) for name, variable in named.items()}
-        if shapes != {name: tuple(array.shape) for name, array in own.items()}:
-            raise BadInputError(
-                "the checkpoint has other variables than the network that model_fn builds now",
-                "undo the change of model_fn, or start a new run with `hetctl submit --new`",
-            )
-        for name, variable in named.items():
-            variable.assign(arrays[name])
+        # Those of its layers, and of the optimizer as a whole.
+        owners = {"optimizer", *(f"layer-{layer}" for layer in self.layers)}
+        own = {name: arrays[name] for name in arrays if name in named or name.split("/")[0] in owners}
+        own.pop(RATE_FACTOR)
+        assign_all(named, own)
         self._rate.restore(float(arrays[RATE_FACTOR]))
         self._update = compiled_step(self._update_step)
         self._sent = self.weights()
@@ -204,10 +190,6 @@ class KerasStage(StageNetwork):
 
     def _set_weight(self, at: int, values: Tensor) -> None:
         self._model.trainable_variables[at].assign(values)
-
-    def _owns(self, name: str) -> bool:
-        """Return true if a name belongs to one of its layers, or to the optimizer as a whole."""
-        return name.split("/")[0] in {"optimizer", *(f"layer-{layer}" for layer in self.layers)}
 
     def _named(self) -> dict[str, Any]:
         of_slots = {id(one) for slots in self._slots.values() for one in slots}
@@ -233,7 +215,7 @@ class KerasStage(StageNetwork):
         return _repeated(values, self._member.batch_size)
 
     def _recorded(
-        self, version: list[Any], inputs: Tensor, forward: Callable[[list[Any], Any], tuple[Any, Any]]
+        self, version: list[Any], inputs: Tensor, forward: Callable[..., tuple[Any, Any]]
     ) -> RecordedPass:
         x = self._padded(inputs)
         sources = [*version, *([x] if self.layers.start > 0 else [])]
@@ -251,7 +233,8 @@ class KerasStage(StageNetwork):
     def _called(self, version: list[Any], x: Any, loss_of: Any, state: Sequence[Any] = ()) -> Any:
         """Return ``loss_of(outputs)``, computed with the weights of a version.
 
-        Without a given `state`, the pass uses and changes the model's statistics; with one, it changes none.
+        Without a given `state`, the pass uses and changes the model's statistics; with that of a first pass,
+        it is repeated, and changes none.
         Losses of layers depend on weights, so `loss_of` runs inside the scope; the model's own
         ``stateless_call`` would leave it too early.
         """
@@ -270,19 +253,14 @@ class KerasStage(StageNetwork):
                 variable.assign(changed)
         return value
 
-    def _forward_step(self, version: list[Any], x: Any) -> tuple[Any, Any]:
+    def _forward_step(self, version: list[Any], x: Any, state: Sequence[Any] = ()) -> Any:
         """Return the activations, and the sum of the losses that layers add, such as regularizers."""
-        outputs: tuple[Any, Any] = self._called(version, x, self._with_losses)
-        return outputs
 
-    def _again_step(self, state: list[Any], version: list[Any], x: Any) -> tuple[Any, Any]:
-        """Return the same as `_forward_step`, from the state of the first pass."""
-        outputs: tuple[Any, Any] = self._called(version, x, self._with_losses, state)
-        return outputs
+        def with_losses(outputs: Any) -> tuple[Any, Any]:
+            losses = [tf.cast(tf.reduce_sum(loss), outputs.dtype) for loss in self._model.losses]
+            return outputs, tf.add_n(losses) if losses else tf.zeros((), outputs.dtype)
 
-    def _with_losses(self, outputs: Any) -> tuple[Any, Any]:
-        losses = [tf.cast(tf.reduce_sum(loss), outputs.dtype) for loss in self._model.losses]
-        return outputs, tf.add_n(losses) if losses else tf.zeros((), outputs.dtype)
+        return self._called(version, x, with_losses, state)
 
     def _forward_backward_step(self, version: list[Any], x: Any, y: Any) -> tuple[Any, list[Any]]:
         def loss_of(outputs: Any) -> Any:

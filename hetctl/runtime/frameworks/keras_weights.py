@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks.keras_chain import assign_layers
-from hetctl.runtime.frameworks.keras_model import compiled_model
-from hetctl.runtime.frameworks.keras_network import make_variables
+from hetctl.runtime.frameworks.keras_model import assign_all, compiled_model
+from hetctl.runtime.frameworks.keras_network import make_variables, numbered
 from hetctl.runtime.frameworks.stage_network import SavedNetwork
 
 CODE = "__lambda__"
@@ -36,29 +35,19 @@ def write_weights(saved: SavedNetwork, file: Path) -> str:
     if saved.is_pipeline:
         assign_layers(model, saved.arrays)
     else:
-        _restore(model, saved.arrays)
+        of_model, of_optimizer = (
+            {name: array for name, array in saved.arrays.items() if name.startswith(owner)}
+            for owner in ("model/", "optimizer/")
+        )
+        assign_all(numbered("model", model), of_model)
+        # Those of the optimizer only if it has the same ones.
+        with suppress(BadInputError):
+            assign_all(numbered("optimizer", model.optimizer), of_optimizer)
     if file.name.endswith(WEIGHTS):
         model.save_weights(file)
         return "load it into the model of model_fn: model.load_weights(FILE)"
     model.save(file)
     return _needs_of(file)
-
-
-def _restore(model: Any, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Assign all variables of the model; those of the optimizer if it has the same ones."""
-    holders = {"model": model, "optimizer": model.optimizer}
-    for owner, holder in holders.items():
-        variables = {f"{owner}/{index:04d}": each for index, each in enumerate(holder.variables)}
-        shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
-        saved = {name: tuple(arrays[name].shape) for name in arrays if name.startswith(f"{owner}/")}
-        if shapes == saved:
-            for name, variable in variables.items():
-                variable.assign(arrays[name])
-        elif holder is model:
-            raise BadInputError(
-                "the checkpoint has other variables than the network that model_fn builds now",
-                "the run's copy of the modules differs from what trained it",
-            )
 
 
 def _needs_of(file: Path) -> str:

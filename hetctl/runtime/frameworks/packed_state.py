@@ -22,11 +22,20 @@ Form = Callable[[npt.NDArray[Any], str], Any]
 """Function that makes a new tensor from the array and the type that `Dissolve` returned."""
 
 
-def no_tensors(_value: Any) -> None:
-    """Return None: there are no tensors of a framework."""
+def other_variables(problem: object) -> BadInputError:
+    """Return the error for a state of another network."""
+    return BadInputError(
+        f"the checkpoint has other variables than the network that model_fn builds now: {problem}",
+        "undo the change of model_fn, or start a new run with `hetctl submit --new`",
+    )
 
 
-def pack(state: Any, dissolve: Dissolve = no_tensors) -> dict[str, npt.NDArray[Any]]:
+def within(arrays: Arrays, prefix: str) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def pack(state: Any, dissolve: Dissolve = lambda _value: None) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a state: mappings, lists and tuples of tensors, arrays and plain values.
 
     Raises
@@ -71,8 +80,7 @@ def _described(value: Any, place: str, arrays: dict[str, npt.NDArray[Any]], diss
     if isinstance(value, Counter):
         return {"counter": list(value.items())}
     if isinstance(value, Mapping):
-        items = value.items()
-        return {"items": [[key, _described(v, _inside(place, key), arrays, dissolve)] for key, v in items]}
+        return {"items": [[k, _described(v, _inside(place, k), arrays, dissolve)] for k, v in value.items()]}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [_described(v, _inside(place, n), arrays, dissolve) for n, v in enumerate(value)]}

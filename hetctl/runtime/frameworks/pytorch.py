@@ -6,7 +6,6 @@ import gc
 import os
 import random
 from collections.abc import Callable, Generator, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,12 @@ from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks import Framework, FusedSteps, TrainableNetwork, finished
-from hetctl.runtime.frameworks.stage_network import SavedNetwork, TensorMemory
+from hetctl.runtime.frameworks.packed_state import other_variables
+from hetctl.runtime.frameworks.stage_network import TensorMemory
 from hetctl.runtime.frameworks.torch_batches import (
     DeviceCopies,
-    accept_lone_samples,
+    adapt_norms,
     array_of,
-    ignore_padding,
     is_compiled,
     mapped_outputs,
     present_device,
@@ -39,7 +38,6 @@ from hetctl.runtime.frameworks.torch_parts import (
     TorchRate,
     generators,
     make_parameters,
-    other_variables,
     pack,
     parts_of,
     set_generators,
@@ -54,6 +52,7 @@ from hetctl.runtime.frameworks.torch_ranks import (
     init_group,
     make_equal,
 )
+from hetctl.runtime.frameworks.torch_weights import write_weights
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions, takes_context
 
@@ -73,6 +72,9 @@ class TorchNetwork(TrainableNetwork):
     evaluates_examples = False
     gather = staticmethod(gather)
     _rate: TorchRate
+    _random_states: Callable[[], dict[str, torch.Tensor]] = staticmethod(generators)
+    _set_random_states: Callable[[Any], None] = staticmethod(set_generators)
+    _unpacked: Callable[[Any], Any] = staticmethod(unpack)
 
     def __init__(
         self, parts: Parts, member: Member, functions: UserFunctions, group: Group, device: torch.device
@@ -90,10 +92,7 @@ class TorchNetwork(TrainableNetwork):
         # With balanced batches a rank may have nearly all samples of the group.
         self._is_sample = torch.ones(member.batch_size * group.size, device=device)
         self._samples = member.batch_size
-        if self._compiled:
-            ignore_padding(parts.model, self._is_sample)
-        else:
-            accept_lone_samples(parts.model)
+        adapt_norms(parts.model, self._is_sample if self._compiled else None)
         self._accumulates = False
         if self._context is not None:
             self._optimizer.register_step_post_hook(self._after_step)
@@ -221,15 +220,6 @@ class TorchNetwork(TrainableNetwork):
             }
         )
 
-    def _random_states(self) -> dict[str, torch.Tensor]:
-        return generators()
-
-    def _set_random_states(self, states: Mapping[str, torch.Tensor]) -> None:
-        set_generators(states)
-
-    def _unpacked(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
-        return unpack(arrays)
-
     def _joined(self) -> Averaging | GradientShares:
         """Make the networks of all ranks equal; return what averages their gradients."""
         make_equal([*self._model.parameters(), *self._model.buffers()])
@@ -247,24 +237,19 @@ class TorchNetwork(TrainableNetwork):
         parameters = self._model.named_parameters() if self._accumulates else ()
         return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
 
-    def _batch_callback(self, batches: Batches) -> Callable[[int], None]:
+    def _on_batch(self, batches: Batches, samples: int) -> None:
         """Tell batch norms the number of samples in a batch, and the averaging the share of this rank."""
-
-        def on_batch(samples: int) -> None:
-            if self._compiled and samples != self._samples:
-                # In place: a compiled step holds this very tensor.
-                self._is_sample[:samples] = 1
-                self._is_sample[samples:] = 0
-                self._samples = samples
-            if self._accumulation is not None:
-                self._accumulation.expect(self._weight_in_step(batches), ends_step=batches.ends_step)
-            if self._averaging is not None:
-                self._averaging.expect(batches.weight, ends_step=batches.ends_step)
-            if self._context is not None:
-                self._context.step += 1
-                self._accumulates = True
-
-        return on_batch
+        super()._on_batch(batches, samples)
+        if self._compiled and samples != self._samples:
+            # In place: a compiled step holds this very tensor.
+            self._is_sample[:samples] = 1
+            self._is_sample[samples:] = 0
+            self._samples = samples
+        if self._accumulation is not None:
+            self._accumulation.expect(self._weight_in_step(batches), ends_step=batches.ends_step)
+        if self._averaging is not None:
+            self._averaging.expect(batches.weight, ends_step=batches.ends_step)
+        self._accumulates = self._context is not None
 
     def _scored(
         self, samples: Samples, count: int, scores: Mapping[str, Score]
@@ -302,7 +287,10 @@ class PyTorch(Framework):
 
     needs = "torch.distributed"
     initialize = staticmethod(init_group)
+    shutdown = staticmethod(dist.destroy_process_group)
     memory_gauge = staticmethod(memory_gauge)
+    write_weights = staticmethod(write_weights)
+    chain = TorchChain
 
     def version(self) -> str:
         """Return PyTorch's version."""
@@ -361,27 +349,6 @@ class PyTorch(Framework):
 
         return TorchFusedSteps()
 
-    def write_weights(self, saved: SavedNetwork, file: Path) -> str:
-        """Write a ``state_dict``."""
-        # Only exports need it.
-        from hetctl.runtime.frameworks.torch_weights import write_weights
-
-        return write_weights(saved, file)
-
-    def chain(self, member: Member, functions: UserFunctions) -> TorchChain:
-        """Call ``model_fn`` with memory for few weights at a time.
-
-        Raises
-        ------
-        BadInputError
-            If it returns anything but the parts of a network that can be cut.
-        """
-        return TorchChain(member, functions)
-
-    def shutdown(self) -> None:
-        """Shut down ``torch.distributed``."""
-        dist.destroy_process_group()
-
     def backend(self) -> str:
         """Return the backend of ``torch.distributed``."""
         return str(dist.get_backend())
@@ -439,22 +406,13 @@ FRAMEWORK = PyTorch()
 def _built(member: Member, functions: UserFunctions) -> Parts:
     """Call ``model_fn``, and check the parts."""
     parts = parts_of(functions.model_fn(dict(member.config)), member.name)
-    _check_loss_scale(parts, member.name, functions.train_fn)
-    _check_mode(parts.scheduler, member)
-    return parts
-
-
-def _check_loss_scale(parts: Parts, name: str, train_fn: Callable[..., Any] | None) -> None:
-    """Refuse a scaler that no ``train_fn`` can use."""
+    train_fn, scheduler = functions.train_fn, parts.scheduler
     if parts.loss_scale is not None and not (train_fn and takes_context(train_fn)):
         raise BadInputError(
-            f"model_fn returned a loss_scale for {name}, which only a train_fn with a context can use",
+            f"model_fn returned a loss_scale for {member.name}, which only a train_fn with a context can use",
             "name a train_fn(data, model, optimizer, config, context), or leave out loss_scale",
         )
-
-
-def _check_mode(scheduler: Any, member: Member) -> None:
-    """Refuse a scheduler that takes a better value of the stop rule's metric for a worse one."""
+    # It would take a better value of the stop rule's metric for a worse one.
     mode = getattr(scheduler, "mode", member.stop.mode)
     if isinstance(scheduler, ReduceLROnPlateau) and mode != member.stop.mode:
         raise BadInputError(
@@ -462,6 +420,7 @@ def _check_mode(scheduler: Any, member: Member) -> None:
             f"{member.stop.mode}",
             f"create ReduceLROnPlateau with mode={member.stop.mode!r}, or name another metric in `stop`",
         )
+    return parts
 
 
 def _default_train_fn(

@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.ensemble import Member
+from hetctl.model.errors import BadInputError
 from hetctl.model.values import dataclass
 from hetctl.runtime.data.loaders import Samples
+from hetctl.runtime.worker.user_functions import UserFunctions
 
 Tensor = npt.NDArray[Any]
 """Activations, gradients or weights in the memory of the node; the first axis of activations are samples.
@@ -314,17 +316,60 @@ class StageNetwork(StatefulNetwork):
         """Replace one of the present trainable weights; versions keep the old one."""
 
 
-class Chain(Protocol):
+class Chain(ABC):
     """A network whose layers follow one another, with a single tensor between two layers.
+
+    Parameters
+    ----------
+    functions : UserFunctions
+        Its ``model_fn`` is called here and in each `build`.
 
     Attributes
     ----------
     layers : tuple of str
         Names of the layers, in order of computation; layers that cannot be cut apart count as one.
+    hint : str
+        What ``model_fn`` should return.
+
+    Raises
+    ------
+    BadInputError
+        If the network, or its optimizer, cannot be divided.
     """
 
     layers: tuple[str, ...]
+    hint: str
 
+    def __init__(self, member: Member, functions: UserFunctions) -> None:
+        self._member, self._functions = member, functions
+        self.layers = tuple(self._names())
+        if len(self.layers) < 2:
+            raise self._uncut(f"one layer alone, {', '.join(self.layers)},")
+
+    @abstractmethod
+    def _names(self) -> Iterable[str]:
+        """Call ``model_fn``, check that its network can be divided, and return the names of the layers."""
+
+    def _uncut(self, problem: str, hint: str = "") -> BadInputError:
+        """Return the error for what ``model_fn`` has returned."""
+        return BadInputError(
+            f"model_fn returned {problem} for {self._member.name}: it cannot be cut into stages",
+            hint or self.hint,
+        )
+
+    def _refuse_shared(self, tensors: Iterable[tuple[str, Iterable[Any]]]) -> None:
+        """Refuse weights that two layers share, given the name and the weights of each."""
+        owners: dict[int, tuple[int, str]] = {}
+        for number, (layer, own) in enumerate(tensors):
+            for tensor in own:
+                first, owner = owners.setdefault(id(tensor), (number, layer))
+                if first != number:
+                    raise self._uncut(
+                        f"weights that layers {owner} and {layer} share",
+                        "put them and the layers between them into one layer of your own",
+                    )
+
+    @abstractmethod
     def build(self, layers: range, sample: Samples, *, recomputes: bool = False) -> StageNetwork:
         """Build consecutive layers alone, with the initial weights that they have in the whole network.
 

@@ -28,7 +28,8 @@ from hetctl.runtime.frameworks import GLOO, NCCL, Framework
 from hetctl.runtime.frameworks.keras_chain import KerasChain
 from hetctl.runtime.frameworks.keras_model import compiled_model
 from hetctl.runtime.frameworks.keras_network import KerasNetwork, horovod, make_variables
-from hetctl.runtime.frameworks.stage_network import SavedNetwork, Tensor
+from hetctl.runtime.frameworks.keras_weights import write_weights
+from hetctl.runtime.frameworks.stage_network import Tensor
 from hetctl.runtime.horovod_rendezvous import horovod_rendezvous
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import Group, ProcessGroup
@@ -44,6 +45,8 @@ class TensorFlow(Framework):
     """Interface of TensorFlow to the trainer."""
 
     needs = "Horovod"
+    write_weights = staticmethod(write_weights)
+    chain = KerasChain
 
     def __init__(self) -> None:
         self._rendezvous = ExitStack()
@@ -86,23 +89,6 @@ class TensorFlow(Framework):
         make_variables(model, *sample)
         return KerasNetwork(model, member, functions, group)
 
-    def write_weights(self, saved: SavedNetwork, file: Path) -> str:
-        """Write a model or its weights."""
-        # Only exports need it.
-        from hetctl.runtime.frameworks.keras_weights import write_weights
-
-        return write_weights(saved, file)
-
-    def chain(self, member: Member, functions: UserFunctions) -> Any:
-        """Call ``model_fn`` without memory for weights.
-
-        Raises
-        ------
-        BadInputError
-            If it returns anything but a compiled Keras model that can be cut.
-        """
-        return KerasChain(member, functions)
-
     def load(self) -> None:
         """Import Horovod."""
         horovod()
@@ -126,7 +112,22 @@ class TensorFlow(Framework):
             alone = {f"cross_{rank}": 1 for rank in range(group.size)}
             scopes = {"global": group.size, f"local_{HOST}": group.size, **alone}
             found = self._rendezvous.enter_context(horovod_rendezvous(scopes, group.host))
-        os.environ.update(group.broadcast(found) | _gloo_environment(group))
+        os.environ.update(
+            {
+                # As Horovod's own launcher does if all ranks are on one host.
+                "HOROVOD_CONTROLLER": "gloo",
+                "HOROVOD_CPU_OPERATIONS": "gloo",
+                "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(group.hang_s)),
+                "HOROVOD_HOSTNAME": HOST,
+                "HOROVOD_RANK": str(group.rank),
+                "HOROVOD_SIZE": str(group.size),
+                "HOROVOD_LOCAL_RANK": str(group.rank),
+                "HOROVOD_LOCAL_SIZE": str(group.size),
+                "HOROVOD_CROSS_RANK": "0",
+                "HOROVOD_CROSS_SIZE": "1",
+                **group.broadcast(found),
+            }
+        )
         with gloo_over("HOROVOD_GLOO_IFACE", group.interface):
             horovod().init()
 
@@ -208,22 +209,6 @@ class TensorFlow(Framework):
 
 
 FRAMEWORK = TensorFlow()
-
-
-def _gloo_environment(group: ProcessGroup) -> dict[str, str]:
-    """Return the variables that Horovod's own launcher would set if all ranks were on one host."""
-    return {
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(group.hang_s)),
-        "HOROVOD_HOSTNAME": HOST,
-        "HOROVOD_RANK": str(group.rank),
-        "HOROVOD_SIZE": str(group.size),
-        "HOROVOD_LOCAL_RANK": str(group.rank),
-        "HOROVOD_LOCAL_SIZE": str(group.size),
-        "HOROVOD_CROSS_RANK": "0",
-        "HOROVOD_CROSS_SIZE": "1",
-    }
 
 
 GPU, CPU = "GPU:0", "CPU:0"

@@ -126,55 +126,35 @@ def is_compiled(model: torch.nn.Module) -> bool:
     )
 
 
-def ignore_padding(model: torch.nn.Module, is_sample: torch.Tensor) -> None:
-    """Make batch normalisation compute its statistics from samples alone.
+def adapt_norms(model: torch.nn.Module, is_sample: torch.Tensor | None = None) -> None:
+    """Make batch normalisation use its running statistics for a single sample, and ignore padding.
+
+    The last batch of an epoch may leave a rank with a single sample, which PyTorch rejects in training.
 
     Parameters
     ----------
-    is_sample : torch.Tensor
+    is_sample : torch.Tensor or None
         Shape (at least the rows of a batch,): 1 for each row that is a sample, 0 for padding; read at every
-        step.
+        step. None: there is no padding.
     """
     for part in model.modules():
         if isinstance(part, _BatchNorm) and not isinstance(part, torch.nn.SyncBatchNorm):
             # Another class, since hooks would split the graph of a compiled module.
-            part.__class__ = _masked(type(part))  # type: ignore[arg-type]
-            part.is_sample = is_sample
-
-
-def accept_lone_samples(model: torch.nn.Module) -> None:
-    """Make batch norm use its running statistics for a single sample, which it rejects in training.
-
-    The last batch of an epoch may leave a rank with one sample. The module must not be compiled: the hooks
-    would split its graph.
-    """
-    lone: set[torch.nn.Module] = set()
-
-    def before(norm: torch.nn.Module, inputs: Any) -> None:
-        values = inputs[0]
-        if norm.training and values.numel() == values.shape[1]:
-            lone.add(norm)
-            norm.eval()
-
-    def after(norm: torch.nn.Module, *_: Any) -> None:
-        if norm in lone:
-            lone.remove(norm)
-            norm.train()
-
-    for module in model.modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, torch.nn.SyncBatchNorm):
-            module.register_forward_pre_hook(before)
-            module.register_forward_hook(after)
+            part.__class__ = _adapted(type(part))  # type: ignore[arg-type]
+            if is_sample is not None:
+                part.is_sample = is_sample
 
 
 @lru_cache(maxsize=16)
-def _masked(norm: type[Any]) -> type[Any]:
-    """Return the class of a batch normalisation whose statistics use `is_sample`."""
+def _adapted(norm: type[Any]) -> type[Any]:
+    """Return the class of a batch normalisation whose statistics use `is_sample`; None: all rows."""
 
-    class Masked(norm):  # type: ignore[misc]
+    class Adapted(norm):  # type: ignore[misc]
+        is_sample: torch.Tensor | None = None
+
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             rows = len(inputs)
-            if not self.training or rows > len(self.is_sample):
+            if not self.training or self.is_sample is None or rows > len(self.is_sample):
                 return self._forward_unpadded(inputs)
             self._check_input_dim(inputs)
             mean, variance = _moments(self, inputs, self.is_sample[:rows])
@@ -192,8 +172,8 @@ def _masked(norm: type[Any]) -> type[Any]:
             statistics = self.running_mean, self.running_var, self.weight, self.bias
             return torch.nn.functional.batch_norm(inputs, *statistics, training=False, eps=self.eps)
 
-    Masked.__name__ = Masked.__qualname__ = norm.__name__
-    return Masked
+    Adapted.__name__ = Adapted.__qualname__ = norm.__name__
+    return Adapted
 
 
 def _moments(norm: Any, inputs: torch.Tensor, is_sample: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,15 +20,11 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hetctl.model.ensemble import Member
-from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.loaders import Samples
+from hetctl.runtime.frameworks.stage_network import Chain
 from hetctl.runtime.frameworks.torch_batches import is_compiled, present_device
 from hetctl.runtime.frameworks.torch_parts import Parts, generators, make_parameters, parts_of, set_generators
 from hetctl.runtime.frameworks.torch_stages import OF_PARAMETERS, TorchStage
-from hetctl.runtime.worker.user_functions import UserFunctions
-
-HINT = 'return {"model": torch.nn.Sequential(..), ..}, nested ones included, without torch.compile'
 
 aten = torch.ops.aten
 COPYING = {aten.clone, aten._to_copy}
@@ -38,31 +34,25 @@ OVERWRITING = {aten.copy_, aten.fill_, aten.normal_, aten.uniform_, aten.zero_}
 REGISTRATIONS = (register_module_parameter_registration_hook, register_module_buffer_registration_hook)
 
 
-class TorchChain:
+class TorchChain(Chain):
     """A sequential module; sequential modules inside it are cut, too.
 
-    ``model_fn`` is called here and in each `build`, always with the present state of the random generators.
-
-    Raises
-    ------
-    BadInputError
-        If the module, or its optimizer, cannot be divided.
+    ``model_fn`` is always called with the present state of the random generators.
     """
 
-    def __init__(self, member: Member, functions: UserFunctions) -> None:
-        self._member = member
-        self._functions = functions
+    hint = 'return {"model": torch.nn.Sequential(..), ..}, nested ones included, without torch.compile'
+
+    def _names(self) -> Iterable[str]:
         self._states = generators(), np.random.get_state(), random.getstate()
         parts, memory = self._call((), None)
-        _check(member.name, parts)
+        if problem := _problem(parts):
+            raise self._uncut(problem)
         modules = _modules(parts.model)
-        _check_shared(member.name, modules)
-        self.layers = tuple(modules)
-        if len(self.layers) < 2:
-            raise _uncut(member.name, f"one layer alone, {', '.join(modules)},")
+        self._refuse_shared((layer, _tensors([module])) for layer, module in modules.items())
         self._is_lazy = any(is_lazy(parameter) for parameter in parts.model.parameters())
         # Lazy layers have weights only after a call.
         self._weights = None if self._is_lazy else _numbers(parts, memory)
+        return modules
 
     def build(self, layers: range, sample: Samples, *, recomputes: bool = False) -> TorchStage:
         """Call ``model_fn`` with memory for these layers' weights, and for weights that determine them."""
@@ -91,40 +81,23 @@ class TorchChain:
         return parts, memory
 
 
-def _check(name: str, parts: Parts) -> None:
-    problem = None
+def _problem(parts: Parts) -> str:
+    """Return which of the parts cannot be divided; empty if all can."""
     if not isinstance(parts.model, nn.Sequential):
-        problem = f"{type(parts.model).__name__} as model instead of torch.nn.Sequential"
-    elif is_compiled(parts.model):
-        problem = "a compiled module"
-    elif not _is_plain(parts.model):
-        problem = f"{type(parts.model).__name__} as model, which has hooks or a forward method of its own"
-    elif any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parts.model.parameters()):
-        problem = "parameters with hooks"
-    elif parts.waits_for_metric:
-        problem = f"the scheduler {type(parts.scheduler).__name__}, which waits for a metric,"
-    elif parts.loss_scale is not None:
-        problem = "a loss_scale, which only a train_fn can use,"
-    elif inspect.signature(parts.optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
-        problem = f"the optimizer {type(parts.optimizer).__name__}, which computes the loss repeatedly"
-    if problem:
-        raise _uncut(name, problem)
-
-
-def _uncut(name: str, problem: str) -> BadInputError:
-    return BadInputError(f"model_fn returned {problem} for {name}: it cannot be cut into stages", HINT)
-
-
-def _check_shared(name: str, modules: dict[str, nn.Module]) -> None:
-    owners: dict[int, str] = {}
-    for layer, module in modules.items():
-        for tensor in _tensors([module]):
-            owner = owners.setdefault(id(tensor), layer)
-            if owner != layer:
-                raise BadInputError(
-                    f"layers {owner} and {layer} of {name} share weights: no cut can come between them",
-                    "put them and the layers between them into one nn.Module of your own",
-                )
+        return f"{type(parts.model).__name__} as model instead of torch.nn.Sequential"
+    if is_compiled(parts.model):
+        return "a compiled module"
+    if not _is_plain(parts.model):
+        return f"{type(parts.model).__name__} as model, which has hooks or a forward method of its own"
+    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parts.model.parameters()):
+        return "parameters with hooks"
+    if parts.waits_for_metric:
+        return f"the scheduler {type(parts.scheduler).__name__}, which waits for a metric,"
+    if parts.loss_scale is not None:
+        return "a loss_scale, which only a train_fn can use,"
+    if inspect.signature(parts.optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
+        return f"the optimizer {type(parts.optimizer).__name__}, which computes the loss repeatedly"
+    return ""
 
 
 def _modules(model: nn.Module, path: str = "") -> dict[str, nn.Module]:
@@ -210,7 +183,9 @@ class PartialMemory(TorchDispatchMode):  # type: ignore[misc]
 
     def __enter__(self) -> PartialMemory:
         """Notice tensors that modules register."""
-        self._hooks = [register(self._on_registration) for register in REGISTRATIONS]
+        self._hooks = [
+            register(lambda _module, _name, tensor: self._note(tensor)) for register in REGISTRATIONS
+        ]
         super().__enter__()
         return self
 
@@ -227,10 +202,15 @@ class PartialMemory(TorchDispatchMode):  # type: ignore[misc]
                 self._note(tensor)
         is_overwritten = function.overloadpacket in OVERWRITING and self._is_whole(args[0])
         read = given[1:] if is_overwritten else given
-        for tensor in given:
-            self._refill(tensor)
+        for address in map(_address, given):
+            if address in self._released:
+                self._storages[address].resize_(self._released.pop(address))
+                self._storages[address].fill_(0)
+            self._use(address)
         results = function(*args, **(kwargs or {}))
-        self._follow(function, read, _tensors_in((results, _written_by(function, args))))
+        places = zip(function._schema.arguments, args, strict=False)
+        written = [value for place, value in places if place.alias_info and place.alias_info.is_write]
+        self._follow(function, read, _tensors_in((results, written)))
         self._release()
         return results
 
@@ -242,12 +222,8 @@ class PartialMemory(TorchDispatchMode):  # type: ignore[misc]
         own = {self._numbers[address]} if address in self._numbers else set()
         return self._origins.get(address, frozenset()) | own
 
-    def _on_registration(self, _module: Any, _name: str, tensor: torch.Tensor | None) -> None:
-        if tensor is not None:
-            self._note(tensor)
-
-    def _note(self, tensor: torch.Tensor) -> None:
-        if is_lazy(tensor) or not tensor.untyped_storage().resizable():
+    def _note(self, tensor: torch.Tensor | None) -> None:
+        if tensor is None or is_lazy(tensor) or not tensor.untyped_storage().resizable():
             return
         storage, address = tensor.untyped_storage(), _address(tensor)
         if address not in self._numbers:
@@ -266,14 +242,6 @@ class PartialMemory(TorchDispatchMode):  # type: ignore[misc]
         """Return true if the tensor fills its storage."""
         stored_bytes = self._released.get(_address(tensor), tensor.untyped_storage().nbytes())
         return bool(tensor.is_contiguous() and tensor.numel() * tensor.element_size() == stored_bytes)
-
-    def _refill(self, tensor: torch.Tensor) -> None:
-        address = _address(tensor)
-        if address in self._released:
-            storage = self._storages[address]
-            storage.resize_(self._released.pop(address))
-            storage.fill_(0)
-        self._use(address)
 
     def _follow(self, function: Any, read: list[torch.Tensor], results: list[torch.Tensor]) -> None:
         """Note copies of weights as weights, and the weights from which results were computed."""
@@ -299,14 +267,7 @@ class PartialMemory(TorchDispatchMode):  # type: ignore[misc]
 
 def _tensors_in(values: Any) -> list[torch.Tensor]:
     """Return the tensors in nested values, without lazy ones."""
-    leaves = tree_leaves(values)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not is_lazy(leaf)]
-
-
-def _written_by(function: Any, args: Any) -> list[Any]:
-    """Return the arguments that an operation changes."""
-    places = zip(function._schema.arguments, args, strict=False)
-    return [value for place, value in places if place.alias_info and place.alias_info.is_write]
+    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor) and not is_lazy(one)]
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -506,7 +506,7 @@ class FusedNetwork(TorchNetwork):
     def _data(self, batches: Batches) -> TrainingData:
         """Return the batches as arrays: those of several members go to the device together."""
         rows = self._member.largest_train_batch(self._group.size)
-        return TrainingData(batches, rows, on_batch=self._batch_callback(batches))
+        return TrainingData(batches, rows, on_batch=partial(self._on_batch, batches))
 
     def tensors(self, works: Sequence[Work]) -> tuple[Any, ...]:
         """Return inputs and targets of works of one form, stacked on the device."""

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-from hetctl.model.values import dataclass
 from hetctl.runtime.frameworks.stage_network import ComputeTime, PassedTensor, Tensor, TensorMemory
 from hetctl.runtime.frameworks.torch_batches import empty_array, sent_array
 from hetctl.runtime.worker.measuring.layer_memory import GpuMemory, MemoryGauge
@@ -121,7 +120,9 @@ def saved_bytes(forward: Callable[[], Tensor], inputs: Tensor) -> int:
     def note(tensor: torch.Tensor) -> torch.Tensor:
         # An output itself would be part of a reference cycle.
         content = tensor.detach()
-        if not _is_weight(tensor):
+        whole = tensor if tensor._base is None else tensor._base
+        # A weight is a leaf of the graph that requires a gradient.
+        if not (whole.is_leaf and whole.requires_grad):
             saved[tensor.untyped_storage().data_ptr()] = content
         return content
 
@@ -137,35 +138,11 @@ def _equal(tensor: torch.Tensor, values: torch.Tensor) -> bool:
     return bool(alike and torch.equal(tensor.reshape(-1).cpu(), values))
 
 
-def _is_weight(tensor: torch.Tensor) -> bool:
-    """Return true for a weight or a view of one: a leaf of the graph that requires a gradient."""
-    whole = tensor if tensor._base is None else tensor._base
-    return bool(whole.is_leaf and whole.requires_grad)
-
-
 MS_PER_S = 1000.0
 AHEAD = 2.0
 """Time for which a GPU spins, in multiples of the launch time to be hidden."""
 LEAST_CYCLES, MOST_CYCLES = 100_000, 200_000_000
 """Limits of the spinning in cycles of the GPU: from 0.05 to 100 ms at 2 GHz."""
-
-
-@dataclass(frozen=True)
-class ComputeSpan:
-    """Kernels that were queued one after another.
-
-    Parameters
-    ----------
-    queued, began, ended : torch.cuda.Event
-        Events before the spinning kernel, after it, and after the span.
-    launch_s : float
-        Seconds in which the host has launched the kernels of the span.
-    """
-
-    queued: torch.cuda.Event
-    began: torch.cuda.Event
-    ended: torch.cuda.Event
-    launch_s: float
 
 
 class ComputeClock:
@@ -182,7 +159,8 @@ class ComputeClock:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
-        self._spans: list[ComputeSpan] = []
+        self._spans: list[tuple[Any, Any, Any, float]] = []
+        """Events before the spinning kernel, after it, and after the kernels; seconds to launch these."""
         self._cycles = LEAST_CYCLES
 
     @contextmanager
@@ -197,15 +175,17 @@ class ComputeClock:
         yield
         launch_s = self._now() - began_s
         ended.record()
-        self._spans.append(ComputeSpan(queued, began, ended, launch_s))
+        self._spans.append((queued, began, ended, launch_s))
 
     def taken(self) -> ComputeTime:
         """Wait for the GPU; return the time of all spans since the last call."""
         torch.cuda.synchronize()
         spans, self._spans = self._spans, []
+        launches_s = [launch_s for *_, launch_s in spans]
         if spans:
-            spun_s = spans[-1].queued.elapsed_time(spans[-1].began) / MS_PER_S
-            needed_s = AHEAD * max(span.launch_s for span in spans)
+            queued, began, *_ = spans[-1]
+            spun_s = queued.elapsed_time(began) / MS_PER_S
+            needed_s = AHEAD * max(launches_s)
             self._cycles = min(max(LEAST_CYCLES, round(self._cycles * needed_s / spun_s)), MOST_CYCLES)
-        computed_ms = sum(span.began.elapsed_time(span.ended) for span in spans)
-        return ComputeTime(computed_ms / MS_PER_S, sum(span.launch_s for span in spans))
+        computed_ms = sum(began.elapsed_time(ended) for _, began, ended, _ in spans)
+        return ComputeTime(computed_ms / MS_PER_S, sum(launches_s))

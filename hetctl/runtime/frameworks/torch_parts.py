@@ -6,7 +6,7 @@ Each tensor of the state lies under its path, as in `packed_state`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
 from functools import partial, wraps
@@ -44,14 +44,6 @@ def set_generators(states: Mapping[str, torch.Tensor]) -> None:
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
-
-
-def other_variables(error: Exception) -> BadInputError:
-    """Return the error for a state of another network."""
-    return BadInputError(
-        f"the checkpoint has other variables than the network that model_fn builds now: {error}",
-        "undo the change of model_fn, or start a new run with `hetctl submit --new`",
-    )
 
 
 def _dissolved(value: Any) -> tuple[npt.NDArray[Any], str] | None:
@@ -117,27 +109,6 @@ class TorchRate:
             group["lr"] = rate
 
 
-def at_end_of_backward(parameters: Iterable[torch.Tensor], call: Callable[[], None]) -> None:
-    """Call a function once at the end of every backward pass that gives a parameter a gradient."""
-    queued = False
-
-    def end() -> None:
-        nonlocal queued
-        queued = False
-        call()
-
-    def after_gradient(_parameter: torch.Tensor) -> None:
-        nonlocal queued
-        if not queued:
-            queued = True
-            # The engine calls it once, at the end of this pass; DistributedDataParallel relies on it, too.
-            Variable._execution_engine.queue_callback(end)
-
-    for parameter in parameters:
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(after_gradient)
-
-
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Return all parameters of an optimizer."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -162,7 +133,10 @@ class Accumulation:
         self._ends_step = True
         self._taken = False
         self._totals: dict[torch.Tensor, torch.Tensor] = {}
-        at_end_of_backward(parameters_of(optimizer), self._after_backward)
+        self._queued = False
+        for parameter in parameters_of(optimizer):
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._after_gradient)
         # A pre-hook cannot prevent a step. `wraps` keeps the mark that schedulers put on the method.
         optimizer.step = self._at_the_end(optimizer.step)
 
@@ -187,7 +161,14 @@ class Accumulation:
                 part, total = parameter.grad * self._weight, self._totals.get(parameter)
                 self._totals[parameter] = part if total is None else total + part
 
+    def _after_gradient(self, _parameter: torch.Tensor) -> None:
+        if not self._queued:
+            self._queued = True
+            # The engine calls it once, at the end of this pass; DistributedDataParallel relies on it, too.
+            Variable._execution_engine.queue_callback(self._after_backward)
+
     def _after_backward(self) -> None:
+        self._queued = False
         if self._taken:
             raise BadInputError(
                 "train_fn made two backward passes for one batch of a member with global_batch_size",

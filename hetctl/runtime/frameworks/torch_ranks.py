@@ -60,12 +60,18 @@ def init_group(group: ProcessGroup) -> None:
         group.on_peer_loss(dist.distributed_c10d._abort_process_group)
 
 
-def make_equal(tensors: Iterable[torch.Tensor]) -> None:
-    """Set the tensors on every rank to rank 0's values."""
+def make_equal(tensors: Iterable[torch.Tensor], device: torch.device | None = None) -> None:
+    """Set the tensors on every rank to rank 0's values, one after another.
+
+    Parameters
+    ----------
+    device : torch.device or None
+        Device of the group's exchanges, if the tensors may lie elsewhere.
+    """
     with torch.no_grad():
         for tensor in tensors:
             # Broadcasts refuse some types, and tensors that are not contiguous, such as transposed weights.
-            values = tensor.contiguous()
+            values = tensor.to(device=device).contiguous()
             dist.broadcast(values.reshape(-1).view(torch.uint8), 0)
             tensor.copy_(values)
 
@@ -142,41 +148,48 @@ FIRST_BUCKET_BYTES = 2**20
 
 
 class Bucket:
-    """Parameters whose gradients are sent in one message, all of one type and on one device."""
+    """Parameters whose gradients are sent in one message, all of one type and on one device.
+
+    Attributes
+    ----------
+    message : torch.Tensor or None
+        Memory of the message, kept for the next pass: the kernel gives new memory of this size page by page.
+    """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self.parameters = parameters
         self._sizes = [*(parameter.numel() for parameter in parameters), len(parameters)]
-        self._message: torch.Tensor | None = None
+        self.message: torch.Tensor | None = None
 
     def put(self, weight: float) -> torch.Tensor:
         """Return the message: weighted gradients, and the number of ranks that have each."""
-        if self._message is None:
-            # Kept for the next pass: the kernel gives new memory of this size page by page.
-            self._message = self.parameters[0].new_empty(sum(self._sizes))
-        *parts, ranks = self._message.split(self._sizes)
-        for parameter, part in zip(self.parameters, parts, strict=True):
-            _put(parameter.grad, part.view_as(parameter), weight)
+        if self.message is None:
+            self.message = self.parameters[0].new_empty(sum(self._sizes))
+        *parts, ranks = self.message.split(self._sizes)
         # To copy a list would wait until the GPU has computed all that is queued.
         ranks.fill_(1.0)
-        for number, parameter in enumerate(self.parameters):
-            if parameter.grad is None:
+        for number, (parameter, part) in enumerate(zip(self.parameters, parts, strict=True)):
+            if (gradient := parameter.grad) is None:
+                part.zero_()
                 ranks[number].zero_()
-        return self._message
+            else:
+                dense = gradient.to_dense() if gradient.is_sparse else gradient
+                torch.mul(dense, weight, out=part.view_as(parameter))
+        return self.message
 
     def take(self) -> None:
         """Set the gradients to those of the message."""
-        assert self._message is not None
-        *means, ranks = self._message.split(self._sizes)
-        for parameter, mean, count in zip(self.parameters, means, ranks, strict=True):
+        assert self.message is not None
+        *means, ranks = self.message.split(self._sizes)
+        for parameter, flat, count in zip(self.parameters, means, ranks, strict=True):
+            gradient, mean = parameter.grad, flat.view_as(parameter)
+            if gradient is not None and not (gradient.is_sparse or gradient.requires_grad):
+                gradient.copy_(mean)
             # A parameter without a gradient on any rank must get none: with zeros, weight decay or momentum
             # would change it.
-            if parameter.grad is not None or count > 0:
-                _set_gradient(parameter, mean.view_as(parameter))
-
-    def release(self) -> None:
-        """Release the memory of the message."""
-        self._message = None
+            elif gradient is not None or count > 0:
+                # A copy: a ``train_fn`` may hold it while the next pass is sent.
+                parameter.grad = mean.clone()
 
 
 class Averaging:
@@ -232,7 +245,7 @@ class Averaging:
     def release(self) -> None:
         """Release memory that only further steps need."""
         for bucket in self._buckets:
-            bucket.release()
+            bucket.message = None
 
     def _after_gradient(self, parameter: torch.Tensor) -> None:
         if self._holds:
@@ -243,7 +256,7 @@ class Averaging:
             Variable._execution_engine.queue_callback(self._average_all)
         self._average.note(parameter)
         if self._overlaps:
-            self._average.send_ready()
+            self._average.send()
 
     def _average_all(self) -> None:
         """Set all gradients on every rank to their weighted sum over the ranks."""
@@ -251,11 +264,13 @@ class Averaging:
             self._overlaps = not self._average.repeats
         average, self._average = self._average or self._new_average(), None
         self.timer.end()
-        average.send_all()
+        average.send(waits=False)
         average.receive()
         if not self._ordered:
             self._ordered = True
-            self._buckets = _buckets_of(_unused_first(self._known))
+            # Parameters without a gradient are sent last, as only the end of a pass shows that they get none.
+            # After an average a parameter has one on all ranks or on none: the order is the same everywhere.
+            self._buckets = _buckets_of(sorted(self._known, key=lambda each: each.grad is not None))
         self._averaged = True
         self._hook_new()
 
@@ -341,15 +356,20 @@ class BucketAverage:
         self.repeats |= parameter not in self._awaited[number]
         self._awaited[number].discard(parameter)
 
-    def send_ready(self) -> None:
-        """Send the next buckets whose gradients are all there."""
-        while len(self._sent) < len(self._buckets) and not self._awaited[len(self._sent)]:
-            self._send()
+    def send(self, *, waits: bool = True) -> None:
+        """Send the next buckets.
 
-    def send_all(self) -> None:
-        """Send all other buckets: there are no more gradients."""
-        while len(self._sent) < len(self._buckets):
-            self._send()
+        Parameters
+        ----------
+        waits : bool
+            True: only buckets whose gradients are all there. False: all, since no more gradients come.
+        """
+        while len(self._sent) < len(self._buckets) and not (waits and self._awaited[len(self._sent)]):
+            bucket = self._buckets[len(self._sent)]
+            with torch.no_grad():
+                for parameter in bucket.parameters:
+                    self._finish(parameter)
+                self._sent.append(dist.all_reduce(bucket.put(self._weight), async_op=True))
 
     def receive(self) -> None:
         """Wait for the sums, and set the gradients to them."""
@@ -357,14 +377,6 @@ class BucketAverage:
             for bucket, work in zip(self._buckets, self._sent, strict=True):
                 work.wait()
                 bucket.take()
-
-    def _send(self) -> None:
-        """Send the next bucket."""
-        bucket = self._buckets[len(self._sent)]
-        with torch.no_grad():
-            for parameter in bucket.parameters:
-                self._finish(parameter)
-            self._sent.append(dist.all_reduce(bucket.put(self._weight), async_op=True))
 
 
 def _buckets_of(parameters: Iterable[torch.Tensor]) -> list[Bucket]:
@@ -381,32 +393,6 @@ def _buckets_of(parameters: Iterable[torch.Tensor]) -> list[Bucket]:
             full.append(open_buckets.pop(kind))
             limits[kind] = BUCKET_BYTES
     return [*map(Bucket, full), *map(Bucket, open_buckets.values())]
-
-
-def _unused_first(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Sort parameters so that those without a gradient are sent last.
-
-    Only the end of a pass shows that they get none. After an average a parameter has a gradient on all ranks
-    or on none, so the order is the same everywhere.
-    """
-    return sorted(parameters, key=lambda parameter: parameter.grad is not None)
-
-
-def _put(gradient: torch.Tensor | None, part: torch.Tensor, weight: float) -> None:
-    """Write a weighted gradient into its part of a message; zeros if there is none."""
-    if gradient is None:
-        part.zero_()
-    else:
-        torch.mul(gradient.to_dense() if gradient.is_sparse else gradient, weight, out=part)
-
-
-def _set_gradient(parameter: torch.Tensor, mean: torch.Tensor) -> None:
-    """Set a gradient to a copy of its mean: a ``train_fn`` may hold it while the next pass is sent."""
-    gradient = parameter.grad
-    if gradient is None or gradient.is_sparse or gradient.requires_grad:
-        parameter.grad = mean.clone()
-    else:
-        gradient.copy_(mean)
 
 
 class GradientShares:
@@ -439,7 +425,10 @@ class GradientShares:
 
 
 class _Weighted(torch.autograd.Function):  # type: ignore[misc]
-    """Identity whose gradient is multiplied by a factor."""
+    """Identity whose gradient is multiplied by a factor.
+
+    A hook on an output would also multiply the gradients of others that the network computes from it.
+    """
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, factor: float) -> torch.Tensor:

@@ -29,12 +29,12 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import Samples
+from hetctl.runtime.frameworks.packed_state import other_variables
 from hetctl.runtime.frameworks.pytorch import TorchNetwork
 from hetctl.runtime.frameworks.torch_batches import is_compiled
 from hetctl.runtime.frameworks.torch_parts import (
     Parts,
     make_parameters,
-    other_variables,
     pack,
     parameters_of,
     unpack,
@@ -45,6 +45,12 @@ from hetctl.runtime.worker.user_functions import UserFunctions
 
 LISTS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 """Modules whose items are units."""
+SHARD = "shard"
+"""Key of a mapping that replaces a tensor in the rest of a state; its value is the tensor's type."""
+OF_NAMES = ("model", "gradients")
+"""Entries of a state that map names of parameters to tensors."""
+
+Shards = dict[str, torch.Tensor]
 
 
 class ShardedNetwork(TorchNetwork):
@@ -52,13 +58,7 @@ class ShardedNetwork(TorchNetwork):
 
     evaluates_examples = True
 
-    def __init__(
-        self, parts: Parts, member: Member, functions: UserFunctions, group: Group, device: torch.device
-    ) -> None:
-        super().__init__(parts, member, functions, group, device)
-        named = dict(self._model.named_parameters(remove_duplicate=False))
-        self._cutter = ShardCutter(named, parameters_of(self._optimizer))
-        self._folder: Path | None = None
+    _folder: Path | None = None
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
         """Evaluate as `TorchNetwork` does, then release the gathered parameters."""
@@ -70,7 +70,7 @@ class ShardedNetwork(TorchNetwork):
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Return all state but the shards, which `write_shards` writes."""
-        return pack(self._cutter.cut(self._state())[0])
+        return pack(self._cut(self._state())[0])
 
     def write_shards(self, folder: Path) -> None:
         """Write this rank's shards; all ranks call it.
@@ -80,7 +80,7 @@ class ShardedNetwork(TorchNetwork):
         OSError
             If a disk is full or read-only.
         """
-        write_shards(self._cutter.cut(self._state())[1], folder, alone=self._group.size == 1)
+        write_shards(self._cut(self._state())[1], folder, alone=self._group.size == 1)
 
     def open_shards(self, folder: Path) -> None:
         """Set the folder from which `restore` and `adopt` read shards."""
@@ -88,9 +88,64 @@ class ShardedNetwork(TorchNetwork):
 
     def _unpacked(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
         assert self._folder is not None
-        state, shards = self._cutter.fill(unpack(arrays))
+        state, shards = self._fill(unpack(arrays))
         read_shards(shards, self._folder, alone=self._group.size == 1)
         return state
+
+    def _cut(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], Shards]:
+        """Return a state without the tensors with the shapes of their parameters, and these by name.
+
+        Raises
+        ------
+        BadInputError
+            If another tensor in the state is divided.
+        """
+        shards: Shards = {}
+
+        def take(value: Any, owner: torch.Tensor, place: str) -> Any:
+            if not _is_like(value, owner):
+                return value
+            shards[place] = value.detach()
+            return {SHARD: str(value.dtype).removeprefix("torch.")}
+
+        rest = self._mapped(state, take)
+        _refuse_divided(rest, "")
+        return rest, shards
+
+    def _fill(self, rest: Mapping[str, Any]) -> tuple[dict[str, Any], Shards]:
+        """Return a whole state with new, empty tensors, and these tensors by name."""
+        shards: Shards = {}
+
+        def put(value: Any, owner: torch.Tensor, place: str) -> Any:
+            if not (isinstance(value, Mapping) and SHARD in value):
+                return value
+            shards[place] = torch.empty_like(owner.detach(), dtype=getattr(torch, value[SHARD]))
+            return shards[place]
+
+        return self._mapped(rest, put), shards
+
+    def _mapped(
+        self, state: Mapping[str, Any], change: Callable[[Any, torch.Tensor, str], Any]
+    ) -> dict[str, Any]:
+        """Return a copy of the state with the values of parameters changed."""
+        named = dict(self._model.named_parameters(remove_duplicate=False))
+        optimized = parameters_of(self._optimizer)
+        changed = dict(state)
+        for kind in OF_NAMES:
+            if kind in state:
+                changed[kind] = {
+                    name: change(value, named[name], f"{kind}/{name}") if name in named else value
+                    for name, value in state[kind].items()
+                }
+        optimizer = state["optimizer"]
+        per_parameter = {
+            number: {
+                key: change(value, optimized[number], f"optimizer/{number}/{key}")
+                for key, value in values.items()
+            }
+            for number, values in optimizer["state"].items()
+        }
+        return {**changed, "optimizer": {**optimizer, "state": per_parameter}}
 
     def _joined(self) -> GradientShares:
         make_equal(self._model.buffers())
@@ -156,7 +211,7 @@ def _divide(parts: Parts, name: str, mesh: DeviceMesh, device: torch.device) -> 
     """Divide the module unit by unit, and give the optimizer the parts."""
     model, optimizer = parts.model, parts.optimizer
     whole = dict(model.named_parameters())
-    _make_equal(whole.values(), device)
+    make_equal(whole.values(), device)
     states = {each: optimizer.state.pop(each) for each in whole.values() if each in optimizer.state}
     for module in [*_units(model), model]:
         try:
@@ -170,25 +225,13 @@ def _divide(parts: Parts, name: str, mesh: DeviceMesh, device: torch.device) -> 
         # In place: some optimizers keep the list itself.
         group["params"][:] = [parts_of_whole[each] for each in group["params"]]
     for each, state in states.items():
+        # Some optimizers keep tensors from the start: this rank's part of those of the parameter's shape.
         optimizer.state[parts_of_whole[each]] = {
-            key: _divided_like(value, each, mesh) for key, value in state.items()
+            key: distribute_tensor(value.to(mesh.device_type), mesh, [Shard(0)])
+            if isinstance(value, torch.Tensor) and value.shape == each.shape
+            else value
+            for key, value in state.items()
         }
-
-
-def _divided_like(value: Any, parameter: torch.Tensor, mesh: DeviceMesh) -> Any:
-    """Return this rank's part of a tensor that an optimizer keeps for a parameter from the start."""
-    if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
-        return value
-    return distribute_tensor(value.to(mesh.device_type), mesh, [Shard(0)])
-
-
-def _make_equal(parameters: Iterable[torch.Tensor], device: torch.device) -> None:
-    """Set parameters, which may be in the node's memory, to rank 0's values, one after another."""
-    with torch.no_grad():
-        for parameter in parameters:
-            values = parameter.to(device)
-            make_equal([values])
-            parameter.copy_(values)
 
 
 def _units(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -227,13 +270,6 @@ def _items(modules: torch.nn.Module) -> Iterator[torch.nn.Module]:
             yield item
 
 
-SHARD = "shard"
-"""Key of a mapping that replaces a tensor in the rest of a state; its value is the tensor's type."""
-OF_NAMES = ("model", "gradients")
-"""Entries of a state that map names of parameters to tensors."""
-
-Shards = dict[str, torch.Tensor]
-
 CHECKPOINT = "torch.distributed.checkpoint"
 OF_METADATA = frozenset(
     {
@@ -258,75 +294,6 @@ OF_METADATA = frozenset(
     }
 )
 """Modules and names in PyTorch's pickled metadata."""
-
-
-class ShardCutter:
-    """Division of a state into tensors with the shapes of their parameters, and the rest.
-
-    Parameters
-    ----------
-    named : mapping of str to Tensor
-        Parameters of the model by name.
-    optimized : list of Tensor
-        Parameters in the order of the optimizer's state.
-    """
-
-    def __init__(self, named: Mapping[str, torch.Tensor], optimized: list[torch.Tensor]) -> None:
-        self._named = named
-        self._optimized = optimized
-
-    def cut(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], Shards]:
-        """Return the rest of a state, and its shards by name.
-
-        Raises
-        ------
-        BadInputError
-            If another tensor in the state is divided.
-        """
-        shards: Shards = {}
-
-        def take(value: Any, owner: torch.Tensor | None, place: str) -> Any:
-            if owner is None or not _is_like(value, owner):
-                return value
-            shards[place] = value.detach()
-            return {SHARD: str(value.dtype).removeprefix("torch.")}
-
-        rest = self._mapped(state, take)
-        _refuse_divided(rest, "")
-        return rest, shards
-
-    def fill(self, rest: Mapping[str, Any]) -> tuple[dict[str, Any], Shards]:
-        """Return a whole state with new, empty tensors, and these tensors by name."""
-        shards: Shards = {}
-
-        def put(value: Any, owner: torch.Tensor | None, place: str) -> Any:
-            if owner is None or not (isinstance(value, Mapping) and SHARD in value):
-                return value
-            shards[place] = torch.empty_like(owner.detach(), dtype=getattr(torch, value[SHARD]))
-            return shards[place]
-
-        return self._mapped(rest, put), shards
-
-    def _mapped(
-        self, state: Mapping[str, Any], change: Callable[[Any, torch.Tensor | None, str], Any]
-    ) -> dict[str, Any]:
-        """Return a copy of the state with the values of parameters changed."""
-        changed = dict(state)
-        for kind in OF_NAMES:
-            if kind in state:
-                changed[kind] = {
-                    name: change(value, self._named.get(name), f"{kind}/{name}")
-                    for name, value in state[kind].items()
-                }
-        optimizer = state["optimizer"]
-        per_parameter = {
-            number: {
-                key: change(value, self._optimized[number], f"optimizer/{number}/{key}")
-                for key, value in values.items()
-            }
-            for number, values in optimizer["state"].items()
-        }
-        return {**changed, "optimizer": {**optimizer, "state": per_parameter}}
 
 
 def write_shards(shards: Shards, folder: Path, *, alone: bool) -> None:

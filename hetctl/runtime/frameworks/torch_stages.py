@@ -14,6 +14,7 @@ from torch.func import functional_call
 
 from hetctl.model.errors import BadInputError
 from hetctl.model.values import dataclass
+from hetctl.runtime.frameworks.packed_state import other_variables, within
 from hetctl.runtime.frameworks.stage_network import (
     LAYER,
     ComputeTime,
@@ -22,13 +23,12 @@ from hetctl.runtime.frameworks.stage_network import (
     StageNetwork,
     Tensor,
 )
-from hetctl.runtime.frameworks.torch_batches import accept_lone_samples, array_of, tensor_of
+from hetctl.runtime.frameworks.torch_batches import adapt_norms, array_of, tensor_of
 from hetctl.runtime.frameworks.torch_measuring import ComputeClock
 from hetctl.runtime.frameworks.torch_parts import (
     Parts,
     TorchRate,
     generators,
-    other_variables,
     pack,
     set_generators,
     unpack,
@@ -54,11 +54,8 @@ class StageModule(nn.Module):  # type: ignore[misc]
         return outputs if targets is None else self.loss(outputs, targets)
 
 
-@dataclass(eq=False)
-class WeightVersion:
-    """Trainable weights, by their names in the stage."""
-
-    tensors: dict[str, torch.Tensor]
+class WeightVersion(dict[str, torch.Tensor]):
+    """Trainable weights, by their names in the stage; a plain dict cannot be referred to weakly."""
 
 
 @dataclass
@@ -127,7 +124,7 @@ class TorchStage(StageNetwork):
         self._device = device
         self._recomputes = recomputes
         self._module = StageModule(parts.model, parts.loss if layers.stop == len(names) else None)
-        accept_lone_samples(parts.model)
+        adapt_norms(parts.model)
         self._rate = TorchRate(parts)
         named = self._module.named_parameters()
         self._trainable = {name: parameter for name, parameter in named if parameter.requires_grad}
@@ -135,12 +132,11 @@ class TorchStage(StageNetwork):
         self._passes: dict[int, ForwardPass | RecomputedPass] = {}
         self._gradients: dict[int, dict[str, torch.Tensor | None]] = {}
         self.weight_names = tuple(self._saved_name(*name.split(".", 1)) for name in self._trainable)
-        self.statistic_names = tuple(
-            self._saved_name("layers", f"{place}.{name}") for place, _, name, _ in self._buffers()
-        )
+        self.statistic_names = tuple(self._saved_name("layers", path) for path in self._buffers())
         self._sent = self.weights()
         self._scores = {**parts.metrics, "loss": parts.loss}
-        self._sums = self._no_scores()
+        # The last sum is the number of samples.
+        self._sums = torch.zeros(len(self._scores) + 1, dtype=torch.float64)
         self._clock: ComputeClock | None = None
 
     def version(self) -> WeightVersion:
@@ -148,7 +144,7 @@ class TorchStage(StageNetwork):
         present = self._present() if self._present else None
         if present is None:
             # detach() would share the count of changes that autograd checks.
-            present = WeightVersion({name: parameter.data for name, parameter in self._trainable.items()})
+            present = WeightVersion((name, parameter.data) for name, parameter in self._trainable.items())
             self._present = weakref.ref(present)
         return present
 
@@ -161,10 +157,15 @@ class TorchStage(StageNetwork):
             If the last layer returns anything but one tensor.
         """
         if self._recomputes:
-            outputs = self._begin_recomputed(minibatch, version, inputs)
+            # Inputs that came through the node's memory wait there, not on the GPU.
+            kept = inputs.copy() if isinstance(inputs, np.ndarray) else inputs.clone()
+            buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+            self._passes[minibatch] = RecomputedPass(version, kept, (buffers, generators()))
+            with torch.no_grad():
+                outputs = self._run(version, kept).outputs
         else:
-            begun = self._begin(version, inputs)
-            self._passes[minibatch], outputs = begun, begun.outputs
+            self._passes[minibatch] = begun = self._run(version, inputs)
+            outputs = begun.outputs
         if not isinstance(outputs, torch.Tensor):
             raise BadInputError(
                 f"layer {self._names[self.layers[-1]]} returns {type(outputs).__name__}: "
@@ -189,7 +190,7 @@ class TorchStage(StageNetwork):
         self, minibatch: int, version: WeightVersion, inputs: PassedTensor, targets: Tensor
     ) -> tuple[float, PassedTensor | None]:
         """Return the loss and the gradient of the inputs."""
-        begun = self._begin(version, inputs, self._tensor(targets))
+        begun = self._run(version, inputs, self._tensor(targets))
         with self._computing():
             begun.outputs.backward()
         return begun.outputs.item(), self._end(minibatch, begun)
@@ -212,13 +213,14 @@ class TorchStage(StageNetwork):
 
     def statistics(self) -> list[Tensor]:
         """Return copies of the floating-point buffers."""
-        return [array_of(buffer.to("cpu", copy=True)) for *_, buffer in self._buffers()]
+        return [array_of(buffer.to("cpu", copy=True)) for buffer in self._buffers().values()]
 
     def set_statistics(self, statistics: Sequence[Tensor]) -> None:
         """Replace the floating-point buffers."""
-        for (_, module, name, buffer), values in zip([*self._buffers()], statistics, strict=True):
+        for (path, buffer), values in zip(self._buffers().items(), statistics, strict=True):
+            place, _, name = path.rpartition(".")
             # Another tensor: graphs of minibatches between their passes may hold the old one.
-            module._buffers[name] = torch.tensor(values).to(buffer)
+            self._parts.model.get_submodule(place)._buffers[name] = torch.tensor(values).to(buffer)
 
     def infer(self, inputs: PassedTensor) -> PassedTensor:
         """Return the activations in evaluation mode."""
@@ -233,7 +235,8 @@ class TorchStage(StageNetwork):
 
     def scores(self) -> tuple[dict[str, float], int]:
         """Return the means over all samples."""
-        (*totals, count), self._sums = self._sums.tolist(), self._no_scores()
+        *totals, count = self._sums.tolist()
+        self._sums.zero_()
         names = (f"val_{name}" for name in self._scores)
         return {name: total / max(count, 1) for name, total in zip(names, totals, strict=True)}, int(count)
 
@@ -262,66 +265,48 @@ class TorchStage(StageNetwork):
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
         """Restore the state of its layers; the generators only if a saved stage began with the same layer."""
         try:
-            states = {layer: unpack(_inside(arrays, LAYER.format(layer))) for layer in self.layers}
+            states = {layer: unpack(within(arrays, LAYER.format(layer))) for layer in self.layers}
             self._part_from_version()
             for layer, state in states.items():
                 for name, holder in self._holders(layer).items():
                     holder.load_state_dict(state[name])
-            self._restore_optimizer(unpack(_inside(arrays, OPTIMIZER)), states)
+            self._restore_optimizer(unpack(within(arrays, OPTIMIZER)), states)
         except (KeyError, RuntimeError, ValueError) as error:
             raise other_variables(error) from error
         if random_states := states[self.layers.start].get("generators"):
             set_generators(random_states)
         self._sent = self.weights()
 
-    def _begin(self, version: WeightVersion, inputs: PassedTensor, *targets: torch.Tensor) -> ForwardPass:
-        self._parts.model.train()
-        given = self._inputs(inputs)
-        with self._computing():
-            return self._run(version, given, *targets)
-
-    def _begin_recomputed(self, minibatch: int, version: WeightVersion, inputs: PassedTensor) -> Any:
-        """Return the activations; keep what is needed to compute them again."""
-        self._parts.model.train()
-        given = _own(inputs, self._inputs(inputs))
-        # Inputs that came through the node's memory wait there, not on the GPU.
-        kept = inputs.copy() if isinstance(inputs, np.ndarray) else given
-        self._passes[minibatch] = RecomputedPass(version, kept, (self._copied_buffers(), generators()))
-        with torch.no_grad(), self._computing():
-            return self._run(version, given).outputs
-
     def _computed_again(self, kept: RecomputedPass) -> ForwardPass:
-        self._parts.model.train()
         buffers, random_states = kept.state
         present = generators()
         set_generators(random_states)
-        with self._computing():
-            # This pass must not change buffers again, and needs those of the first pass.
-            begun = self._run(kept.version, self._inputs(kept.inputs), buffers=buffers)
+        # This pass must not change buffers again, and needs those of the first pass.
+        begun = self._run(kept.version, kept.inputs, buffers=buffers)
         set_generators(present)
         return begun
-
-    def _copied_buffers(self) -> dict[str, torch.Tensor]:
-        return {name: buffer.clone() for name, buffer in self._module.named_buffers()}
 
     def _run(
         self,
         version: WeightVersion,
-        given: torch.Tensor,
+        inputs: PassedTensor,
         *targets: torch.Tensor,
         buffers: Mapping[str, torch.Tensor] | None = None,
     ) -> ForwardPass:
-        # One zero, repeated without memory, until there is a gradient.
-        received = InputGradient(given.new_zeros(()).expand(given.shape))
-        weights = {name: tensor.detach().requires_grad_() for name, tensor in version.tensors.items()}
-        # A copy: a first layer that works in place must not change a tensor that gets a gradient, and the
-        # memory of the inputs may be overwritten before the backward pass.
-        if self.layers.start > 0 and given.is_floating_point():
-            root = torch.zeros((), device=self._device, requires_grad=True)
-            entering = Entering.apply(root, given, received)
-        else:
-            entering = given.clone()
-        outputs = functional_call(self._module, {**weights, **(buffers or {})}, (entering, *targets))
+        self._parts.model.train()
+        given = self._inputs(inputs)
+        with self._computing():
+            # One zero, repeated without memory, until there is a gradient.
+            received = InputGradient(given.new_zeros(()).expand(given.shape))
+            weights = {name: tensor.detach().requires_grad_() for name, tensor in version.items()}
+            # A copy: a first layer that works in place must not change a tensor that gets a gradient, and the
+            # memory of the inputs may be overwritten before the backward pass.
+            if self.layers.start > 0 and given.is_floating_point():
+                root = torch.zeros((), device=self._device, requires_grad=True)
+                entering = Entering.apply(root, given, received)
+            else:
+                entering = given.clone()
+            outputs = functional_call(self._module, {**weights, **(buffers or {})}, (entering, *targets))
         return ForwardPass(version, received, weights, outputs)
 
     def _end(self, minibatch: int, begun: ForwardPass) -> PassedTensor | None:
@@ -381,15 +366,10 @@ class TorchStage(StageNetwork):
         """Time the computation, if somebody asked for it."""
         return self._clock.running() if self._clock else nullcontext()
 
-    def _no_scores(self) -> torch.Tensor:
-        # The last sum is the number of samples.
-        return torch.zeros(len(self._scores) + 1, dtype=torch.float64)
-
-    def _buffers(self) -> Iterator[tuple[str, nn.Module, str, torch.Tensor]]:
-        for place, module in self._parts.model.named_modules():
-            for name, buffer in module._buffers.items():
-                if buffer is not None and buffer.is_floating_point():
-                    yield place, module, name, buffer
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """Return the floating-point buffers of the layers by path."""
+        buffers = self._parts.model.named_buffers()
+        return {path: buffer for path, buffer in buffers if buffer.is_floating_point()}
 
     def _saved_name(self, holder: str, path: str) -> str:
         """Return the name in `save` of a tensor in the stage's module."""
@@ -451,7 +431,3 @@ class TorchStage(StageNetwork):
 def _own(received: PassedTensor, tensor: torch.Tensor) -> torch.Tensor:
     """Return a received tensor in this rank's memory: layers may read it often, or change it."""
     return tensor if isinstance(received, np.ndarray) else tensor.clone()
-
-
-def _inside(arrays: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hetctl.model.errors import BadInputError
+from hetctl.runtime.frameworks.packed_state import within
 from hetctl.runtime.frameworks.stage_network import LAYER, SavedNetwork
 from hetctl.runtime.frameworks.torch_chain import layer_paths
 from hetctl.runtime.frameworks.torch_parts import parts_of, unpack
@@ -48,9 +49,8 @@ def _of_stages(saved: SavedNetwork) -> State:
     model = parts_of(saved.build(), saved.member.name).model
     state: State = {}
     for layer, path in enumerate(layer_paths(model)):
-        prefix = LAYER.format(layer)
-        own = {n.removeprefix(prefix): array for n, array in saved.arrays.items() if n.startswith(prefix)}
-        state |= {f"{path}.{name}": value for name, value in unpack(own)["model"].items()}
+        own = unpack(within(saved.arrays, LAYER.format(layer)))
+        state |= {f"{path}.{name}": value for name, value in own["model"].items()}
     return state
 
 

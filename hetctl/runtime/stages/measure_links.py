@@ -17,6 +17,7 @@ from hetctl.runtime.frameworks.stage_network import PassedTensor, Tensor, Tensor
 from hetctl.runtime.stages.p2p_transport import P2PTransport, receive
 from hetctl.runtime.worker.context import DATA_SEED, WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend, all_gather
+from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.storage.profile_request import read_measurements
 
@@ -35,23 +36,18 @@ def measure_links(assignment: Assignment, context: WorkerContext) -> None:
     measurements = read_measurements(folder)
     kind, site = measurements.target(assignment.task.name).member, measurements.site
     group = context.join(rank_info, site.network, site.timeouts, CollectiveBackend())
-    binding, memory, copy_s = context.binding, TensorMemory(), no_copy_s
+    binding, memory, gauge = context.binding, TensorMemory(), MemoryGauge()
     if binding.device is not None:
         framework = load_framework(measurements.ensemble.framework)
         framework.prepare(binding.cores, binding.device, DATA_SEED)
-        memory, copy_s = framework.tensor_memory(), framework.memory_gauge(binding.device).copy_s
+        memory, gauge = framework.tensor_memory(), framework.memory_gauge(binding.device)
     nodes = tuple(all_gather(group, binding.node))
     transport = P2PTransport(group, rank_info, nodes, site.network, site.timeouts, {}, memory)
-    points = tuple(measured_points(transport, memory, copy_s, context.heartbeat))
+    points = tuple(measured_points(transport, memory, gauge.copy_s, context.heartbeat))
     result = LinkPoint(kind, nodes, time.time(), points)
     context.reporter(assignment.task).write("links", **encode(result))
     group.barrier_and_close()
     transport.close()
-
-
-def no_copy_s(_array: Tensor) -> float:
-    """Return 0 seconds: a slot copies no array to a device."""
-    return 0.0
 
 
 def measured_points(

@@ -11,7 +11,7 @@ import mmap
 import os
 import queue
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
@@ -102,7 +102,7 @@ class P2PTransport:
         self._listener = Listener(rank_info.key, control_address(interfaces.control), self._identity)
         addresses = all_gather(group, encode(self._listener.address))
         self._peers = [decode(Address, address) for address in addresses]
-        self._sent = _no_bytes()
+        self._sent: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._outgoing: dict[int, Outgoing] = {}
         self._senders: list[threading.Thread] = []
         # A rank's stage and server send from different threads.
@@ -133,7 +133,7 @@ class P2PTransport:
     def take_sent(self) -> dict[str, dict[str, int]]:
         """Return the bytes of tensors sent to other ranks since the last call, by way and kind of message."""
         with self._sending:
-            sent, self._sent = self._sent, _no_bytes()
+            sent, self._sent = self._sent, defaultdict(Counter)
         return {way: dict(by_kind) for way, by_kind in sent.items()}
 
     def close(self) -> None:
@@ -260,10 +260,6 @@ class P2PTransport:
         return tensors
 
 
-def _no_bytes() -> dict[str, Counter[str]]:
-    return {WITHIN_NODE: Counter(), BETWEEN_NODES: Counter()}
-
-
 def receive(
     messages: queue.SimpleQueue[TensorMessage], timeout_s: float | None = None
 ) -> TensorMessage | None:
@@ -350,12 +346,10 @@ class SharedSlots:
         if self._free:
             descriptor = max(self._free, key=lambda free: len(self._maps[free]))
             self._free.remove(descriptor)
+            if len(self._maps[descriptor]) < size:
+                self._maps[descriptor].resize(size)
         else:
             descriptor = os.memfd_create("hetctl-tensors")
-        before = self._maps.get(descriptor)
-        if before is None or len(before) < size:
-            if before is not None:
-                before.close()
             os.ftruncate(descriptor, size)
             self._maps[descriptor] = mmap.mmap(descriptor, size)
         for tensor, place in _in_slot(self._maps[descriptor], tensors):

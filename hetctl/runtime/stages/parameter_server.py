@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from hetctl.methods.pipeline.wsp import GlobalClock
 from hetctl.model.pipelines import PipelineLayout
-from hetctl.runtime.frameworks.stage_network import StageNetwork, Tensor
+from hetctl.runtime.frameworks.stage_network import LAYER, StageNetwork, Tensor
 from hetctl.runtime.stages.p2p_transport import LOST, P2PTransport, TensorMessage
 
 Weights = list[npt.NDArray[Any]]
@@ -90,8 +90,6 @@ WEIGHTS, CLOCK = "weights", "clock"
 
 TRAIN, SAVE, END = "train", "save", "end"
 """Purposes of a fetch: to go on training, to write a checkpoint, and to end a part of an epoch."""
-LAYER = "layer-{}/"
-"""Prefix of the names of a layer's state, as in `StageNetwork.save`."""
 
 
 class WaveServer:
@@ -165,7 +163,12 @@ class WaveServer:
             tensors = []
         self._held[layer].push(worker, fields["wave"], tensors)
         self._waiting = [message for message in self._waiting if not self._answer(message)]
-        self._report_clock()
+        is_held = len(self._held) == len(self._layers)
+        now = min(weights.clock.now for weights in self._held.values()) if is_held else 0
+        if now > self._now:
+            self._now = now
+            for head in self._heads:
+                self._transport.send(head, CLOCK, waves=now)
 
     def _answer(self, message: TensorMessage) -> bool:
         """Send requested weights; return false if they do not exist yet."""
@@ -184,7 +187,6 @@ class WaveServer:
             layer=layer,
             waves=waves,
             purpose=purpose,
-            weights=len(weights),
         )
         return True
 
@@ -196,15 +198,6 @@ class WaveServer:
         # A part that was stopped before its first minibatch has no samples.
         shares = [samples / total if total else 1 / len(given) for samples, _ in given]
         return [np.tensordot(shares, np.stack(tensors), 1).astype(tensors[0].dtype) for tensors in columns]
-
-    def _report_clock(self) -> None:
-        if len(self._held) < len(self._layers):
-            return
-        now = min(weights.clock.now for weights in self._held.values())
-        if now > self._now:
-            self._now = now
-            for head in self._heads:
-                self._transport.send(head, CLOCK, waves=now)
 
 
 class WaveClient:
@@ -225,7 +218,6 @@ class WaveClient:
         self._distance = layout.distance
         self._own: dict[int, list[Tensor]] = {}
         self._asked: set[tuple[str, int]] = set()
-        self._is_ending = False
         self._arrived: dict[tuple[str, int], dict[int, TensorMessage]] = {}
 
     def begin(self) -> None:
@@ -245,32 +237,29 @@ class WaveClient:
         updates = self._own[wave] = self._network.updates()
         # The next global weights lack at most the waves of that distance.
         self._own = {kept: own for kept, own in self._own.items() if kept > wave - self._distance}
-        for layer, places in self._weights.items():
-            self._push(layer, wave, [updates[at] for at in places])
+        self._push(wave, updates, self._weights)
 
     def push_statistics(self, wave: int, samples: int) -> None:
         """End a part of an epoch: send an empty wave with the statistics of the part's samples."""
-        if not self.shares:
-            return
-        statistics = self._network.statistics()
-        for layer, places in self._statistics.items():
-            self._push(layer, wave, [statistics[at] for at in places], samples=samples)
+        if self.shares:
+            self._push(wave, self._network.statistics(), self._statistics, samples)
 
-    def _push(self, layer: int, wave: int, tensors: list[Tensor], samples: int | None = None) -> None:
-        self._transport.send(
-            self._servers[layer], PUSH, tensors, layer=layer, worker=self._worker, wave=wave, samples=samples
-        )
+    def _push(
+        self, wave: int, arrays: list[Tensor], of_layers: dict[int, list[int]], samples: int | None = None
+    ) -> None:
+        for layer, places in of_layers.items():
+            tensors, fields = [arrays[at] for at in places], {"layer": layer, "worker": self._worker}
+            self._transport.send(self._servers[layer], PUSH, tensors, **fields, wave=wave, samples=samples)
 
     def ask(self, purpose: str, waves: int) -> None:
         """Request weights after a number of waves, which are sent once they exist, unless training has them.
 
         A request for a part's final weights is the last one of the part: servers then forget older versions.
         """
-        if not self.shares or self._is_ending or (purpose, waves) in self._asked:
+        is_ending = any(asked == END for asked, _ in self._asked)
+        is_known = (purpose, waves) in self._asked or (purpose == TRAIN and waves <= self.pulled)
+        if not self.shares or is_ending or is_known:
             return
-        if purpose == TRAIN and waves <= self.pulled:
-            return
-        self._is_ending = purpose == END
         self._asked.add((purpose, waves))
         for layer in self._weights:
             self._transport.send(
@@ -293,14 +282,10 @@ class WaveClient:
 
     def adopt(self, waves: int) -> None:
         """Replace the weights by the global ones after `waves` waves, plus own updates that these lack."""
-        if waves <= self.pulled:
-            return
-        if not self.shares:
-            self.pulled = waves
-            return
-        self._own = {wave: updates for wave, updates in self._own.items() if wave >= waves}
-        self._network.set_global_weights(self._with_own(deque(self.received(TRAIN, waves))))
-        self.pulled = waves
+        if waves > self.pulled and self.shares:
+            self._own = {wave: updates for wave, updates in self._own.items() if wave >= waves}
+            self._network.set_global_weights(self._with_own(deque(self.received(TRAIN, waves))))
+        self.pulled = max(self.pulled, waves)
 
     def _with_own(self, weights: deque[Tensor]) -> Iterator[Tensor]:
         """Yield weights plus all own updates that are kept; only the caller keeps the results."""
@@ -318,7 +303,7 @@ class WaveClient:
         messages = self._arrived[END, waves]
         statistics = self._network.statistics()
         for layer, places in self._statistics.items():
-            sent = messages[layer].tensors[messages[layer].fields["weights"] :]
+            sent = messages[layer].tensors[len(self._weights[layer]) :]
             for at, tensor in zip(places, sent, strict=True):
                 statistics[at] = tensor
         self._network.set_global_weights(self.received(END, waves))
@@ -326,7 +311,6 @@ class WaveClient:
         self._own.clear()
         self._arrived.clear()
         self._asked.clear()
-        self._is_ending = False
         self.pulled = waves
 
     def received(self, purpose: str, waves: int) -> list[Tensor]:
@@ -334,8 +318,8 @@ class WaveClient:
         messages = self._arrived.pop((purpose, waves))
         found: dict[int, Tensor] = {}
         for layer, places in self._weights.items():
-            count = messages[layer].fields["weights"]
-            found.update(zip(places, messages[layer].tensors[:count], strict=True))
+            # Those of a part's end have statistics after the weights.
+            found.update(zip(places, messages[layer].tensors, strict=purpose != END))
         return [found[at] for at in sorted(found)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import field, replace
@@ -21,11 +21,11 @@ from hetctl.runtime.data.input_pipeline import refuse_own_batches
 from hetctl.runtime.data.loaders import Batch, Loader
 from hetctl.runtime.data.named_arrays import refuse_named
 from hetctl.runtime.data.sampler import Order
-from hetctl.runtime.frameworks.stage_network import Chain, Tensor
+from hetctl.runtime.frameworks.stage_network import LAYER, Tensor
 from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.stages.p2p_transport import P2PTransport, TensorMessage, receive
-from hetctl.runtime.stages.parameter_server import LAYER, TO_SERVER, WaveServer
-from hetctl.runtime.stages.stage_worker import EpochPart, PartHooks, StageWorker, TrainedPart
+from hetctl.runtime.stages.parameter_server import TO_SERVER, WaveServer
+from hetctl.runtime.stages.stage_worker import EpochPart, PartHooks, StageRun, StageWorker
 from hetctl.runtime.worker.async_checkpoint import OnSaved, Saver
 from hetctl.runtime.worker.checkpoint import (
     ArrayFile,
@@ -142,13 +142,14 @@ class PipelineTrainer(MemberTrainer):
 
     def _feed(self, part: EpochPart) -> Generator[Batch, None, None]:
         """Yield the batches of this virtual worker."""
-        order = self.state.part_order or None
-        with closing(self.training.batches(part.epoch, part.position, order)) as batches:
+        with closing(
+            self.training.batches(part.epoch, part.position, self.state.part_order or None)
+        ) as batches:
             for samples, chunk in batches:
                 self._order = chunk.order
                 yield samples, chunk
 
-    def _account(self, part: EpochPart, trained: TrainedPart, seconds: float) -> None:
+    def _account(self, part: EpochPart, trained: StageRun, seconds: float) -> None:
         """Record a part, and report the times of all stages."""
         worker, index = self.stage.worker, self.stage.stage
         plan = self.stage.layout.workers[worker][index]
@@ -183,10 +184,8 @@ class PipelineTrainer(MemberTrainer):
 
     def _evaluate(self, number: int) -> Steps:
         yield from ()
-        feed = None
-        if self.stage.is_first:
-            feed = validation_batches(self.validation, number, self.heartbeat)
-        scores, count = self.stage.evaluate(feed)
+        feed = validation_batches(self.validation, number, self.heartbeat)
+        scores, count = self.stage.evaluate(feed if self.stage.is_first else None)
         gathered = [one for one in all_gather(self.group, [scores, count]) if one[1]]
         total = sum(count for _, count in gathered)
         return {
@@ -264,7 +263,7 @@ class PartSaver(Saver):
         super().__init__(folder)
         self._transport, self._messages = transport, messages
         self._part, self._parts = part, parts
-        self._files: dict[tuple[int, ...], dict[int, ArrayFile]] = {}
+        self._files: defaultdict[tuple[int, ...], dict[int, ArrayFile]] = defaultdict(dict)
 
     def save(self, arrays: Mapping[str, Tensor], state: TrainingState, report: OnSaved) -> None:
         """Write this rank's arrays once the previous ones are written; they must not change.
@@ -291,18 +290,14 @@ class PartSaver(Saver):
         self._transport.send(0, PART, order=list(state.order), part=self._part, file=encode(file))
         if self._transport.rank != 0:
             return None
-        return self._folder.join_parts(self._all_parts(state.order), state)
-
-    def _all_parts(self, order: tuple[int, ...]) -> list[ArrayFile]:
-        """Wait for the parts of a checkpoint; other stages may be ahead by one."""
-        while len(self._files.get(order, ())) < self._parts:
+        # Other stages may be ahead by one checkpoint.
+        while len(self._files[state.order]) < self._parts:
             message = receive(self._messages)
             assert message is not None
             fields = message.fields
-            files = self._files.setdefault(tuple(fields["order"]), {})
-            files[fields["part"]] = decode(ArrayFile, fields["file"])
-        files = self._files.pop(order)
-        return [files[part] for part in sorted(files)]
+            self._files[tuple(fields["order"])][fields["part"]] = decode(ArrayFile, fields["file"])
+        files = self._files.pop(state.order)
+        return self._folder.join_parts([files[part] for part in sorted(files)], state)
 
 
 SAMPLE = "sample"
@@ -310,7 +305,13 @@ SAMPLE = "sample"
 
 
 def train_stage(assignment: Assignment, context: WorkerContext) -> None:
-    """Train the layers of this rank as its round specifies: until convergence, or until told to stop."""
+    """Train the layers of this rank as its round specifies: until convergence, or until told to stop.
+
+    Raises
+    ------
+    BadInputError
+        If the layout has another number of layers than the network.
+    """
     restarted_at = restart_time(assignment, context)
     spec, rank_info = assignment.task.training, assignment.rank_info
     assert spec is not None
@@ -319,7 +320,12 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
     (member,) = spec.ensemble.members
     framework, chain = context.chain(spec.ensemble)
     group = context.join(rank_info, spec.network, spec.timeouts, CollectiveBackend())
-    _check_layers(member.name, layout.layers, chain)
+    if layout.layers != len(chain.layers):
+        raise BadInputError(
+            f"the layer profile of {member.name} has {layout.layers} layers, but model_fn builds "
+            f"{len(chain.layers)}: {', '.join(chain.layers)}",
+            f"measure them with `hetctl profile --layers {member.name}`",
+        )
     worker, stage = layout.place_of(group.rank)
     with ExitStack() as stack:
         to_server: queue.SimpleQueue[TensorMessage] = queue.SimpleQueue()
@@ -336,8 +342,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
         training, validation = _loaders(spec, layout, context, stack, transport, worker, stage)
         context.prepare(member)
         plan = layout.workers[worker][stage]
-        layers = range(plan.first, plan.last + 1)
-        network = chain.build(layers, training.sample, recomputes=plan.recomputes)
+        network = chain.build(range(plan.first, plan.last + 1), training.sample, recomputes=plan.recomputes)
         context.heartbeat()
         served = [layer for layer, rank in enumerate(layout.servers) if rank == group.rank]
         server = WaveServer(transport, to_server, served, [stages[0].rank for stages in layout.workers])
@@ -357,22 +362,6 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
     group.barrier_and_close()
     server.close()
     transport.close()
-
-
-def _check_layers(name: str, planned: int, chain: Chain) -> None:
-    """Refuse a layout with another number of layers than the network's.
-
-    Raises
-    ------
-    BadInputError
-        If the numbers differ.
-    """
-    if planned != len(chain.layers):
-        raise BadInputError(
-            f"the layer profile of {name} has {planned} layers, but model_fn builds {len(chain.layers)}:"
-            f" {', '.join(chain.layers)}",
-            f"measure them with `hetctl profile --layers {name}`",
-        )
 
 
 def _loaders(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 from hetctl.methods.pipeline.wsp import Bounds, StageQueue, WspClock
 from hetctl.model.pipelines import PipelineLayout, WaveRecord
@@ -58,36 +57,10 @@ class EpochPart:
         return min(self.samples, self.position + minibatch * self.chunk)
 
 
-@dataclass(frozen=True)
-class TrainedPart:
-    """Result of a part on one rank.
-
-    Parameters
-    ----------
-    minibatches : int
-        Most minibatches that a virtual worker has completed.
-    loss : float
-        Sum of the loss over the samples of this virtual worker; on its first stage, else 0.
-    samples : int
-        Number of these samples.
-    times : mapping of str to float
-        Times of the stage, named as in `StageReport`.
-    """
-
-    minibatches: int
-    waves: int
-    loss: float
-    samples: int
-    times: Mapping[str, float]
-
-
 FORWARD, BACKWARD, INFER, SCORED = "forward", "backward", "infer", "scored"
 PULL, FREEZE, FROZEN, FINISH = "pull", "freeze", "frozen", "finish"
 POLL_S = 0.1
 """Longest wait for a message in seconds; then a stage sends a heartbeat, or checks for a stop."""
-
-Save = Callable[[int, dict[str, Tensor]], None]
-"""Function called with a minibatch's number and the arrays of the state after it."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +76,14 @@ class PartHooks:
     on_step : callable
         Called on first stages after each minibatch with its number and loss.
     save : callable
-        Called on the stages of the first virtual worker with a state to write.
+        Called on the stages of the first virtual worker with a minibatch's number and the arrays of the state
+        after it.
     """
 
     should_stop: Callable[[], bool] = lambda: False
     should_save: Callable[[], bool] = lambda: False
     on_step: Callable[[int, float], None] = lambda _minibatch, _loss: None
-    save: Save = lambda _minibatch, _arrays: None
+    save: Callable[[int, dict[str, Tensor]], None] = lambda _minibatch, _arrays: None
 
 
 class StageWorker:
@@ -151,16 +125,17 @@ class StageWorker:
 
     def train(
         self, part: EpochPart, feed: Iterator[Batch] | None, hooks: PartHooks | None = None
-    ) -> TrainedPart:
-        """Train a part of an epoch; all virtual workers have equal weights at its end.
+    ) -> StageRun:
+        """Train a part of an epoch, and return it; all virtual workers have equal weights at its end.
 
         Parameters
         ----------
         feed : iterator of Batch or None
             Batches of this virtual worker; None on stages that are not the first.
         """
-        kind = _FirstStageRun if self.is_first else _StageRun
-        return kind(self, part, feed, hooks or PartHooks()).run()
+        run = StageRun(self, part, feed, hooks or PartHooks())
+        run.train()
+        return run
 
     def evaluate(self, feed: Iterator[tuple[Samples, int]] | None) -> tuple[dict[str, float], int]:
         """Evaluate; return the scores and their number of samples, which only the last stage has.
@@ -210,114 +185,123 @@ class StageWorker:
         return message
 
 
-class _StageRun:
-    """A stage in one part of an epoch.
+class StageRun:
+    """A stage in one part of an epoch; a first stage admits minibatches within the bounds of staleness.
 
     A pass that waits for its turn is the message with its tensors. Its fields are the number of the
     `minibatch`, its `samples`, and whether it `saves` the state after it; a forward pass also has the number
     of waves that its weights must contain (`pulled`), a backward pass the `loss`.
+
+    Attributes
+    ----------
+    minibatches : int
+        Most minibatches that a virtual worker completes.
+    loss : float
+        Sum of the loss over the samples of this virtual worker; on its first stage, else 0.
+    samples : int
+        Number of these samples.
+    times : dict of str to float
+        Times of the stage, named as in `StageReport`.
     """
 
     def __init__(
         self, stage: StageWorker, part: EpochPart, feed: Iterator[Batch] | None, hooks: PartHooks
     ) -> None:
         self._stage, self._part, self._feed, self._hooks = stage, part, feed, hooks
-        self._network, self._transport, self._waves = stage.network, stage.transport, stage.waves
+        self._network, self._transport, self._weights = stage.network, stage.transport, stage.waves
         self._wave = stage.layout.in_flight
-        self._minibatches = part.minibatches
+        self.minibatches = part.minibatches
         self._count = part.minibatches_of(stage.worker, len(stage.heads))
         self._queue: StageQueue[TensorMessage] = StageQueue(stage.held)
-        self._completed = self._samples = 0
+        self._completed = self.samples = 0
         self._met: list[tuple[int, int, int]] = []
         self._saved: dict[int, tuple[int, dict[str, Tensor]]] = {}
-        self._times = dict.fromkeys(("forward_s", "backward_s", "wave_wait_s", "idle_s"), 0.0)
-        self._loss = 0.0
+        self.times = dict.fromkeys(("forward_s", "backward_s", "wave_wait_s", "idle_s"), 0.0)
+        self.loss = 0.0
+        # From here on, of first stages.
+        self._clock = WspClock(Bounds(self._wave, stage.layout.distance))
+        # Before its report, a server has at least the waves of the earlier parts.
+        self._global = dict.fromkeys(stage.layout.servers, part.first_wave)
+        self._pulling = part.first_wave
+        self._decides = stage.transport.rank == 0
+        self._started: dict[int, int] = {}
+        self._frozen = self._asked_to_stop = self._knows_end = False
 
-    def run(self) -> TrainedPart:
+    def train(self) -> None:
         """Run all passes; then wait for the weights that contain all updates."""
-        while self._completed < self._count or self._is_open():
-            self._admit()
+        while self._completed < self._count or self._is_open:
+            if self._feed is not None:
+                self._admit(self._feed)
             self._take_all()
             self._advance()
         self._end()
-        return TrainedPart(self._minibatches, self._waves_in_all, self._loss, self._samples, self._times)
+
+    @property
+    def waves(self) -> int:
+        """Waves of the part: those with minibatches, and an empty one at the end."""
+        return -(-self.minibatches // self._wave) + 1
+
+    @property
+    def _is_open(self) -> bool:
+        """True while the last wave before a stop is unknown; no minibatch is admitted meanwhile."""
+        return self._frozen or (self._asked_to_stop and not self._knows_end)
 
     def _advance(self) -> None:
         """Run one pass, or wait for a message; drop the tensor of the pass."""
         if (ready := self._queue.take(self._has_weights)) is None:
             self._wait()
-        else:
-            self._pass(*ready)
-
-    @property
-    def _waves_in_all(self) -> int:
-        """Waves of the part: those with minibatches, and an empty one at the end."""
-        return -(-self._minibatches // self._wave) + 1
-
-    def _is_open(self) -> bool:
-        """Return true if minibatches may follow although all known ones are complete."""
-        return False
-
-    def _admit(self) -> None:
-        """Do nothing: only first stages admit minibatches."""
+            return
+        began, (backward, message) = time.perf_counter(), ready
+        (self._backward if backward else self._forward)(message)
+        self.times["backward_s" if backward else "forward_s"] += time.perf_counter() - began
+        self._stage.heartbeat()
 
     def _take_all(self) -> None:
         """Process all messages that have arrived."""
         while (message := receive(self._transport.inbox, 0)) is not None:
-            self._take(message)
+            _MESSAGES[message.kind](self, message)
 
     def _wait(self) -> None:
-        began = time.perf_counter()
+        clock, began = self._clock, time.perf_counter()
+        blocked = clock.started - clock.completed < self._wave and not clock.may_start
         message = receive(self._transport.inbox, POLL_S)
-        self._account_wait(time.perf_counter() - began)
+        waits_for = "wave_wait_s" if blocked and clock.started < self._count else "idle_s"
+        self.times[waits_for] += time.perf_counter() - began
         self._stage.heartbeat()
         if message is not None:
-            self._take(message)
+            _MESSAGES[message.kind](self, message)
 
-    def _account_wait(self, seconds: float) -> None:
-        self._times["idle_s"] += seconds
-
-    def _take(self, message: TensorMessage) -> None:
-        _MESSAGES[message.kind](self, message)
-
-    def _on_forward(self, message: TensorMessage) -> None:
-        self._waves.ask(TRAIN, message.fields["pulled"])
-        self._queue.add(message, backward=False)
-
-    def _on_backward(self, message: TensorMessage) -> None:
-        self._queue.add(message, backward=True)
+    def _on_pass(self, message: TensorMessage) -> None:
+        if message.kind == FORWARD:
+            self._weights.ask(TRAIN, message.fields["pulled"])
+        self._queue.add(message, backward=message.kind == BACKWARD)
 
     def _on_pull(self, message: TensorMessage) -> None:
-        self._waves.ask(TRAIN, message.fields["waves"])
+        self._weights.ask(TRAIN, message.fields["waves"])
 
     def _on_weights(self, message: TensorMessage) -> None:
-        self._waves.take(message)
+        self._weights.take(message)
         waves = message.fields["waves"]
-        if message.fields["purpose"] == SAVE and self._waves.has(SAVE, waves):
+        if message.fields["purpose"] == SAVE and self._weights.has(SAVE, waves):
             minibatch, arrays = self._saved.pop(waves)
-            weights = self._waves.received(SAVE, waves)
-            arrays.update(zip(self._network.weight_names, weights, strict=True))
+            names = self._network.weight_names
+            arrays.update(zip(names, self._weights.received(SAVE, waves), strict=True))
             self._hooks.save(minibatch, arrays)
 
     def _on_finish(self, message: TensorMessage) -> None:
         if message.fields["part"] == self._part.number:
-            self._minibatches = message.fields["minibatches"]
-            self._count = min(self._count, self._minibatches)
+            self.minibatches = message.fields["minibatches"]
+            self._count = min(self._count, self.minibatches)
+        self._knows_end, self._frozen = True, False
 
     def _has_weights(self, ready: TensorMessage) -> bool:
         pulled = ready.fields["pulled"]
-        return pulled <= self._waves.pulled or self._waves.has(TRAIN, pulled)
-
-    def _pass(self, backward: bool, ready: TensorMessage) -> None:
-        began = time.perf_counter()
-        (self._backward if backward else self._forward)(ready)
-        self._times["backward_s" if backward else "forward_s"] += time.perf_counter() - began
-        self._stage.heartbeat()
+        return pulled <= self._weights.pulled or self._weights.has(TRAIN, pulled)
 
     def _forward(self, ready: TensorMessage) -> None:
         minibatch, pulled = ready.fields["minibatch"], ready.fields["pulled"]
-        self._waves.adopt(pulled)
-        self._met.append((minibatch, self._completed, self._waves.pulled - self._part.first_wave))
+        self._weights.adopt(pulled)
+        self._met.append((minibatch, self._completed, self._weights.pulled - self._part.first_wave))
         x, y = ready.tensors
         # No name for the version: the update would copy all weights while it is in use.
         if self._stage.is_last:
@@ -341,18 +325,22 @@ class _StageRun:
         self._network.update(fields["minibatch"])
         self._queue.release()
         self._completed += 1
-        self._samples += fields["samples"]
+        self.samples += fields["samples"]
         if self._completed % self._wave == 0:
             self._end_wave(self._completed // self._wave - 1)
         if fields["saves"] and self._stage.worker == 0:
             self._save(fields["minibatch"])
-        self._on_complete(loss * fields["samples"], loss)
-
-    def _on_complete(self, loss_sum: float, loss: float) -> None:
-        """Do nothing: only first stages account for minibatches."""
+        if self._feed is None:
+            return
+        self._clock = self._clock.complete()
+        if not self._weights.shares:
+            # A single virtual worker's weights are the global ones.
+            self._clock = self._clock.pull(self._clock.waves)
+        self.loss += loss * fields["samples"]
+        self._hooks.on_step(self._completed, loss)
 
     def _end_wave(self, wave: int) -> None:
-        self._waves.push(self._part.first_wave + wave)
+        self._weights.push(self._part.first_wave + wave)
         if not self._met:
             return
         numbers, completed, pulled = zip(*self._met, strict=True)
@@ -365,61 +353,42 @@ class _StageRun:
     def _save(self, minibatch: int) -> None:
         """Save the state at the end of a wave, with the weights that contain this wave of all workers."""
         # With several virtual workers, the servers send these weights.
-        left_out = self._network.weight_names if self._waves.shares else ()
-        saved = self._network.save().items()
-        arrays = {name: tensor.copy() for name, tensor in saved if name not in left_out}
-        if not self._waves.shares:
+        left_out = self._network.weight_names if self._weights.shares else ()
+        arrays = {name: each.copy() for name, each in self._network.save().items() if name not in left_out}
+        if not self._weights.shares:
             self._hooks.save(minibatch, arrays)
             return
         waves = self._part.first_wave + minibatch // self._wave
         self._saved[waves] = minibatch, arrays
-        self._waves.ask(SAVE, waves)
+        self._weights.ask(SAVE, waves)
 
     def _end(self) -> None:
         """Send the remaining waves, some of them empty, and take over the common weights."""
-        for wave in range(self._completed // self._wave, self._waves_in_all - 1):
+        for wave in range(self._completed // self._wave, self.waves - 1):
             self._end_wave(wave)
-        end = self._part.first_wave + self._waves_in_all
-        self._waves.push_statistics(end - 1, self._samples)
-        self._waves.ask(END, end)
-        while not self._waves.has(END, end) or self._saved:
+        end = self._part.first_wave + self.waves
+        self._weights.push_statistics(end - 1, self.samples)
+        self._weights.ask(END, end)
+        while not self._weights.has(END, end) or self._saved:
             self._wait()
-        self._waves.finish(end)
+        self._weights.finish(end)
 
-
-class _FirstStageRun(_StageRun):
-    """The first stage in one part of an epoch: it admits minibatches within the bounds of staleness."""
-
-    def __init__(
-        self, stage: StageWorker, part: EpochPart, feed: Iterator[Batch] | None, hooks: PartHooks
-    ) -> None:
-        super().__init__(stage, part, feed, hooks)
-        self._clock = WspClock(Bounds(self._wave, stage.layout.distance))
-        # Before its report, a server has at least the waves of the earlier parts.
-        self._global = dict.fromkeys(stage.layout.servers, part.first_wave)
-        self._pulling = part.first_wave
-        self._decides = stage.transport.rank == 0
-        self._started: dict[int, int] = {}
-        self._frozen = self._asked_to_stop = self._knows_end = False
-
-    def _is_open(self) -> bool:
-        """Return true while the last wave before a stop is unknown; no minibatch is admitted meanwhile."""
-        return self._frozen or (self._asked_to_stop and not self._knows_end)
-
-    def _admit(self) -> None:
+    def _admit(self, feed: Iterator[Batch]) -> None:
         """Start all minibatches that may start, and request the weights that the next ones need."""
-        if self._decides and not self._asked_to_stop:
-            self._stop_if_requested()
+        if self._decides and not self._asked_to_stop and self._hooks.should_stop():
+            # All first stages admit no more; then all stop after the last wave that any has begun.
+            self._asked_to_stop = True
+            for head in self._stage.heads:
+                self._transport.send(head, FREEZE, part=self._part.number)
         self._pull()
-        while not self._is_open() and self._clock.started < self._count and self._clock.may_start:
-            self._start()
+        while not self._is_open and self._clock.started < self._count and self._clock.may_start:
+            self._start(feed)
 
-    def _start(self) -> None:
-        assert self._feed is not None
-        (x, y), chunk = next(self._feed)
+    def _start(self, feed: Iterator[Batch]) -> None:
+        (x, y), chunk = next(feed)
         self._clock = self._clock.start()
         minibatch = self._clock.started
-        ends_wave = minibatch % self._wave == 0 and minibatch < self._minibatches
+        ends_wave = minibatch % self._wave == 0 and minibatch < self.minibatches
         fields = {
             "minibatch": minibatch,
             "samples": len(chunk.numbers),
@@ -439,34 +408,12 @@ class _FirstStageRun(_StageRun):
             self._pulling = now
             for rank in self._stage.ranks[1:]:
                 self._transport.send(rank, PULL, waves=now)
-            self._waves.ask(TRAIN, now)
-        if self._waves.shares and self._waves.has(TRAIN, self._pulling):
+            self._weights.ask(TRAIN, now)
+        if self._weights.shares and self._weights.has(TRAIN, self._pulling):
             self._clock = self._clock.pull(self._pulling - first)
-
-    def _account_wait(self, seconds: float) -> None:
-        blocked = self._clock.started - self._clock.completed < self._wave and not self._clock.may_start
-        if blocked and self._clock.started < self._count:
-            self._times["wave_wait_s"] += seconds
-        else:
-            super()._account_wait(seconds)
-
-    def _on_complete(self, loss_sum: float, loss: float) -> None:
-        self._clock = self._clock.complete()
-        if not self._waves.shares:
-            # A single virtual worker's weights are the global ones.
-            self._clock = self._clock.pull(self._clock.waves)
-        self._loss += loss_sum
-        self._hooks.on_step(self._completed, loss)
 
     def _on_clock(self, message: TensorMessage) -> None:
         self._global[message.sender] = max(self._global[message.sender], message.fields["waves"])
-
-    def _stop_if_requested(self) -> None:
-        """Ask all first stages to admit no more; then all stop after the last wave that any has begun."""
-        if self._hooks.should_stop():
-            self._asked_to_stop = True
-            for head in self._stage.heads:
-                self._transport.send(head, FREEZE, part=self._part.number)
 
     def _on_freeze(self, message: TensorMessage) -> None:
         self._frozen = True
@@ -481,19 +428,15 @@ class _FirstStageRun(_StageRun):
         for rank in (plan.rank for stages in self._stage.layout.workers for plan in stages):
             self._transport.send(rank, FINISH, part=self._part.number, minibatches=minibatches)
 
-    def _on_finish(self, message: TensorMessage) -> None:
-        super()._on_finish(message)
-        self._knows_end, self._frozen = True, False
 
-
-_MESSAGES: dict[str, Callable[[Any, TensorMessage], None]] = {
-    FORWARD: lambda run, message: run._on_forward(message),
-    BACKWARD: lambda run, message: run._on_backward(message),
-    PULL: lambda run, message: run._on_pull(message),
-    WEIGHTS: lambda run, message: run._on_weights(message),
-    CLOCK: lambda run, message: run._on_clock(message),
-    FREEZE: lambda run, message: run._on_freeze(message),
-    FROZEN: lambda run, message: run._on_frozen(message),
-    FINISH: lambda run, message: run._on_finish(message),
+_MESSAGES = {
+    FORWARD: StageRun._on_pass,
+    BACKWARD: StageRun._on_pass,
+    PULL: StageRun._on_pull,
+    WEIGHTS: StageRun._on_weights,
+    CLOCK: StageRun._on_clock,
+    FREEZE: StageRun._on_freeze,
+    FROZEN: StageRun._on_frozen,
+    FINISH: StageRun._on_finish,
 }
 """Methods of a run by kind of message; only first stages get clocks, freezes and their answers."""

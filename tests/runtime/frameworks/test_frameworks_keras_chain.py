@@ -137,7 +137,7 @@ def plain():
     [
         (Subclass, keras.optimizers.Adam, "returned Subclass, a model with methods of its own for m"),
         (two_inputs, keras.optimizers.Adam, "returned a model with 2 inputs and 1 outputs for m"),
-        (tied, keras.optimizers.Adam, "returned weights that again and again share for m"),
+        (tied, keras.optimizers.Adam, "returned weights that layers again and again share for m"),
         (skip_over_all, keras.optimizers.Adam, r"returned one layer alone, wide .. sum, for m"),
         (masked, keras.optimizers.Adam, "returned one layer alone, words .. sentence, for m"),
         (plain, clipped, "SGD with global_clipnorm"),

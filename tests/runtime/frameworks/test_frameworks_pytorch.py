@@ -1,4 +1,4 @@
-"""PyTorch: results of ``model_fn``, saved and restored state, averages of gradients."""
+"""PyTorch: results of ``model_fn``, saved and restored state, steps over several batches and ranks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import warnings
 
 import averaged_gradients
 import numpy as np
@@ -28,6 +29,7 @@ from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 pytestmark = pytest.mark.training
+MEMBER = Member("m", {})
 SAMPLES = 70
 GENERATOR = np.random.default_rng(1)
 X, Y = GENERATOR.normal(size=(SAMPLES, 4)), GENERATOR.normal(size=(SAMPLES, 2))
@@ -40,16 +42,16 @@ def parts(model=None, optimizer=torch.optim.SGD, scheduler=None, **more):
     return {"model": model, "optimizer": rule, "loss": nn.MSELoss(), **timing, **more}
 
 
-def built(model_fn=parts, train_fn=None):
+def built(model_fn=parts, train_fn=None, member=MEMBER):
     seed_all("pytorch", 3)
     functions = UserFunctions(lambda _: None, lambda _: model_fn(), train_fn)
-    return load_framework("pytorch").build(Member("m", {}), functions, Group(), (X[:8], Y[:8]))
+    return load_framework("pytorch").build(member, functions, Group(), (X[:8], Y[:8]))
 
 
-def train(network, epochs=1, samples=SAMPLES, batch=16, start=0, should_stop=lambda: False):
+def train(network, epochs=1, samples=SAMPLES, batch=16, start=0, should_stop=lambda: False, most=None):
     loader = ArrayLoader(ArraySource(X[:samples], Y[:samples], "training"), Stream(samples, batch, 5))
     for epoch in range(1, epochs + 1):
-        network.train(Batches(loader, epoch, start, Group(), should_stop))
+        network.train(Batches(loader, epoch, start, Group(), should_stop, most=most))
 
 
 def test_a_schedule_of_milestones_goes_on_after_a_restore():
@@ -302,6 +304,97 @@ def test_a_single_sample_uses_running_statistics_of_batch_norm():
     assert norm.training
     train(network, samples=33, batch=16)
     assert int(norm.num_batches_tracked) == 4
+
+
+def loss(model, x, y):
+    return nn.functional.mse_loss(model(x), y)
+
+
+def clipped(data, model, optimizer, _config):
+    for x, y in data:
+        optimizer.zero_grad(set_to_none=False)
+        loss(model, x, y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    return 0.0
+
+
+def by_hand(data, model, optimizer, _config):
+    for x, y in data:
+        parameters = list(model.parameters())
+        gradients = torch.autograd.grad(loss(model, x, y), parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+    return 0.0
+
+
+def scaled(data, model, optimizer, _config):
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    for x, y in data:
+        optimizer.zero_grad()
+        scaler.scale(loss(model, x, y)).backward()
+        if data.ends_step:
+            scaler.step(optimizer)
+            scaler.update()
+    return 0.0
+
+
+def given_up(data, model, optimizer, _config):
+    """Leave the first time in the midst of a step, and train the next time."""
+    for x, y in data:
+        optimizer.zero_grad()
+        loss(model, x, y).backward()
+        if not hasattr(model, "was_here"):
+            model.was_here = True
+            return 0.0
+        optimizer.step()
+    return 0.0
+
+
+CHUNK = 12
+
+
+def trained(train_fn, batch, chunk):
+    """Train two epochs of 30 samples, with smaller batches than steps if there is a `chunk`."""
+    member = Member("m", {}, batch, global_batch_size=chunk)
+    network = built(
+        lambda: parts(
+            optimizer=lambda p, lr: torch.optim.SGD(p, 10 * lr, momentum=0.9),
+            scheduler=lambda o: lr_scheduler.ExponentialLR(o, 0.5),
+        ),
+        train_fn,
+        member,
+    )
+    train(network, 2, samples=30, batch=CHUNK, most=member.micro_batch_size)
+    return network
+
+
+@pytest.mark.parametrize("train_fn", [None, clipped, closing_train_fn, by_hand, scaled, given_up])
+def test_batches_of_a_step_train_as_one(train_fn):
+    whole, parted = trained(train_fn, CHUNK, None), trained(train_fn, 5, CHUNK)
+    for name, array in whole.save().items():
+        if not name.startswith("generators"):
+            np.testing.assert_allclose(parted.save()[name], array, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_a_scheduler_does_not_warn_of_steps_that_wait():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(None, 5, CHUNK)
+
+
+def twice(data, model, optimizer, _config):
+    for x, y in data:
+        loss(model, x, y).backward()
+        loss(model, x, y).backward()
+        optimizer.step()
+    return 0.0
+
+
+def test_two_backward_passes_for_one_batch_are_refused():
+    with pytest.raises(BadInputError, match="two backward passes for one batch"):
+        trained(twice, 5, CHUNK)
 
 
 def test_gradients_equal_those_of_the_whole_batch(tmp_path):

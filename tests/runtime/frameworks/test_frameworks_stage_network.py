@@ -335,13 +335,8 @@ def saved(pipeline):
     together = {}
     for stage in pipeline.stages:
         state = {name: np.array(array) for name, array in stage.save().items()}
-        assert (
-            differing(
-                [together[name] for name in state if name in together],
-                [array for name, array in state.items() if name in together],
-            )
-            == []
-        )
+        common = [name for name in state if name in together]
+        assert differing([together[name] for name in common], [state[name] for name in common]) == []
         together |= state
     return together
 
@@ -361,12 +356,7 @@ def test_training_continues_in_other_stages_to_the_bit(framework, config):
     cut.train(copies(batches(framework, 3)))
     for stage in cut.stages:
         stage.restore(state)
-    assert (
-        differing(
-            [update for stage in cut.stages for update in stage.updates()], map(np.zeros_like, cut.weights())
-        )
-        == []
-    )
+    assert not any(np.any(update) for stage in cut.stages for update in stage.updates())
     cut.train(copies(batches(framework, 2)))
     assert differing(cut.weights(), whole.weights()) == []
     one, other = saved(whole), saved(cut)
@@ -400,12 +390,10 @@ def test_an_adopted_state_keeps_the_own_learning_rate(framework):
 @pytest.mark.parametrize("framework", MODULES)
 def test_state_of_another_network_is_refused(framework):
     (stage,) = stages_of(framework, {}, 1)
-    (other,) = stages_of(framework, {"units": 31}, 1)
-    with pytest.raises(BadInputError, match="the checkpoint has other variables than the network"):
-        other.restore(stage.save())
-    (other,) = stages_of(framework, {"batch_norm": True}, 1)
-    with pytest.raises(BadInputError, match="the checkpoint has other variables than the network"):
-        other.restore(stage.save())
+    for config in ({"units": 31}, {"batch_norm": True}):
+        (other,) = stages_of(framework, config, 1)
+        with pytest.raises(BadInputError, match="the checkpoint has other variables than the network"):
+            other.restore(stage.save())
 
 
 @pytest.mark.parametrize("framework", MODULES)

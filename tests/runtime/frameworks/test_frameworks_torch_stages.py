@@ -117,7 +117,7 @@ def test_weights_are_copied_only_while_a_version_is_in_use():
     stage.update(2)
     assert places == [places[0]] * 3
     assert weight.data_ptr() != places[0]
-    assert held.tensors["layers.0.weight"].data_ptr() == places[0]
+    assert held["layers.0.weight"].data_ptr() == places[0]
 
 
 def test_a_stage_holds_its_received_input_only_once():

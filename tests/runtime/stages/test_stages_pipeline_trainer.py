@@ -10,7 +10,7 @@ from hetctl.model.ensemble import Member
 from hetctl.model.event_records import record_of
 from hetctl.model.pipelines import PipelineLayout, StagePlan
 from hetctl.runtime.stages.pipeline_trainer import PartSaver, PipelineTrainer
-from hetctl.runtime.stages.stage_worker import EpochPart, TrainedPart
+from hetctl.runtime.stages.stage_worker import EpochPart
 from hetctl.runtime.worker.group import Group
 
 ALONE = PipelineLayout(((StagePlan(0, 0, 3, 1),),), 2)
@@ -54,7 +54,7 @@ def train(trainer, epoch, idle_s, sent=0):
     trainer.stage.transport.sent = sent
     part = EpochPart(epoch - 1, epoch, 0, 80, 8, 0)
     times = {"forward_s": 1.0, "backward_s": 2.0, "wave_wait_s": 0.0, "idle_s": idle_s}
-    trainer._account(part, TrainedPart(10, 6, 40.0, 80, times), 4.0)
+    trainer._account(part, SimpleNamespace(minibatches=10, loss=40.0, samples=80, times=times), 4.0)
 
 
 def test_times_and_bytes_of_each_part_are_reported(trainer):

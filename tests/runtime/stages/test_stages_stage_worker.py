@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -66,8 +67,9 @@ def trained(layout, epochs=1, hooks=None, slow=None, evaluates=False, count=SAMP
             part = EpochPart(epoch - 1, epoch, 0, count, BATCH * len(layout.workers), first_wave)
             feed = loader_of(worker, len(layout.workers), count).batches(epoch, 0) if stage == 0 else None
             given = hooks(saved) if hooks else PartHooks()
-            results.append(own.train(part, feed, given))
-            first_wave += results[-1].waves
+            run = own.train(part, feed, given)
+            results.append(SimpleNamespace(minibatches=run.minibatches, times=run.times))
+            first_wave += run.waves
             all_gather(rank.group, True)
             if evaluates:
                 held_out = (
