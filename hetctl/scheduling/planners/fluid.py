@@ -29,6 +29,9 @@ from hetctl.scheduling.planners.sharing import SharedCapacity, Sitter, place_sha
 
 URGENT = 0.999
 """Part of the time left: a member whose share takes more of it cannot wait."""
+STAY = 0.3
+"""Part of the time left by which a waiting member's share must be above that of one on a shared GPU to take
+its place. Once it is late nobody may slow it down, and few sets of such members fill a GPU."""
 PATIENCE = 10
 """Number of interruptions that must fit into the time left; otherwise no member is stopped."""
 TRIAL_S, MOST_TRIALS = 5.0, 0.02
@@ -266,7 +269,10 @@ def _follow_the_optimum(
     jobs: list[FluidCandidate], others: Iterator[FluidCandidate], capacity: SharedCapacity, time_s: float
 ) -> None:
     def urgency(job: FluidCandidate) -> tuple[bool, bool, float]:
-        return job.share_s < URGENT * time_s, job.holds != job.high, -job.share_s
+        stays = job.holds == job.high
+        if job.high == 1 and job.workload.busy < 1:
+            return job.share_s < URGENT * time_s, True, -job.share_s - stays * STAY * time_s
+        return job.share_s < URGENT * time_s, not stays, -job.share_s
 
     for job in sorted(jobs, key=lambda job: (job.holds != job.low, -job.low)):
         job.grow(capacity, job.low)
@@ -278,6 +284,7 @@ def _follow_the_optimum(
     capacity.may_move = False
     for job in sorted(jobs, key=_by_share):
         job.grow(capacity, job.high if job.share_s > LEAST_SHARE_S or not job.gpus else job.holds)
+    capacity.balance(time_s)
 
 
 def _finish(jobs: list[FluidCandidate], others: Iterator[FluidCandidate], capacity: SharedCapacity) -> None:

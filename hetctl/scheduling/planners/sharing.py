@@ -9,8 +9,9 @@ others want GPUs, those on the emptiest shared one move to others if there is ro
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from operator import itemgetter
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import Node
@@ -22,8 +23,8 @@ from hetctl.scheduling.planners.placement import NodeCapacity, place_members
 
 BARELY = 1.05
 """Factor by which even a member that is late may be slowed down, as it catches up: else shared GPUs idle."""
-MOST_EMPTIED = 8
-"""Number of shared GPUs that are tried when one is to be emptied."""
+MOST_COMPARED = 8
+"""Number of shared GPUs that are tried when one is to be emptied, or to be filled."""
 MOST_MISSES = 50
 """Number of members in a row without room after which no other one is tried: thousands may wait."""
 Gpu = tuple[str, int]
@@ -162,7 +163,7 @@ class SharedCapacity:
     def _empty_one(self) -> bool:
         """Let those on one shared GPU move to others, of which no one is slowed down; false if none can."""
         fewest = sorted(self.shared, key=lambda one: (self._stays(one), one.busy))
-        for one in fewest[:MOST_EMPTIED]:
+        for one in fewest[:MOST_COMPARED]:
             moved: list[SharedGpu] = []
             for sitter in sorted(one.sitters, key=lambda sitter: -sitter.workload.busy):
                 others = (other for other in self.shared if other is not one)
@@ -184,6 +185,29 @@ class SharedCapacity:
     def _stays(self, one: SharedGpu) -> int:
         """Return how many members in training would have to move."""
         return sum(name in self._held for name in one.names)
+
+    def balance(self, time_s: float) -> None:
+        """Let members move from GPUs with too little time for all to those that idle, the best move first.
+
+        Each move is worth its restart if it lasts for the time left, `time_s`.
+        """
+        while best := max(self._moves(time_s), key=itemgetter(0), default=None):
+            _, sitter, donor, taker = best
+            donor.sitters.remove(sitter)
+            taker.sitters.append(sitter)
+
+    def _moves(self, time_s: float) -> Iterator[tuple[float, Sitter, SharedGpu, SharedGpu]]:
+        """Yield moves and the idle time that each fills, in seconds for each second."""
+        idle = sorted((one for one in self.shared if one.busy < 1), key=lambda one: one.busy)[:MOST_COMPARED]
+        for donor in self.shared:
+            spare = donor.busy - 1
+            for sitter in donor.sitters if spare > 0 else ():
+                busy = sitter.workload.busy
+                least = busy * sitter.workload.interruption_s / time_s
+                for taker in idle:
+                    filled = min(busy, 1 - taker.busy) - max(busy - spare, 0.0)
+                    if filled > least and taker.admits(sitter, self._limit, is_own=False):
+                        yield filled, sitter, donor, taker
 
     def spread(self) -> None:
         """Let members that are to start have GPUs of their own, as long as any are left."""

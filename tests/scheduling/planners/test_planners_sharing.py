@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.model.plan import Placement
+from hetctl.model.plan import Allocation, Placement
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
@@ -102,6 +102,30 @@ def test_those_in_training_keep_their_seats_when_another_comes() -> None:
     assert (decision.stop, [x.placement for x in decision.start]) == ((), [(Placement("node-0", (0,), 3),)])
 
 
+def on_one_gpu(gpu: int, *members: Workload) -> tuple[RunningMember, ...]:
+    seats = ((one, (Placement("node-0", (gpu,), seat),)) for seat, one in enumerate(members, 1))
+    return tuple(RunningMember(one, Allocation(one.name, 1, "dp", 1.0, place), 0.0) for one, place in seats)
+
+
+def test_one_with_much_left_takes_the_place_of_one_that_can_wait_long_before_it_is_late() -> None:
+    first, last = member("first", 100, 0.9), member("last", 300, 0.9)
+    for left_s, starts in ((40, []), (300, ["waiting"])):
+        held = on_one_gpu(0, first, last)
+        decision = FLUID.decide(ask(member("waiting", left_s, 0.9), gpus=1, held=held, max_per_gpu=2))
+        assert [one.member for one in decision.start] == starts
+        assert decision.stop == ("first",) * len(starts)
+
+
+def test_members_move_from_a_gpu_with_too_many_to_one_that_idles_if_the_restart_is_worth_it() -> None:
+    for restart_s, moves in ((0.0, 1), (40.0, 0)):
+        busy = (0.6, 0.4, 0.3)
+        crowd = [replace(member(f"m{b}", 60, b), restart_s=restart_s) for b in busy]
+        held = (*on_one_gpu(0, *crowd), *on_one_gpu(1, member("idle", 60, 0.7)))
+        decision = FLUID.decide(ask(gpus=2, held=held))
+        assert [one.member for one in decision.start] == ["m0.3"] * moves
+        assert decision.stop == ()
+
+
 def test_nobody_shares_unless_it_is_permitted() -> None:
     starts = FLUID.decide(ask(member("a", 10, 0.2), member("b", 10, 0.2), gpus=1, max_per_gpu=1)).start
     assert [a.placement for a in starts] == [(Placement("node-0", (0,)),)]
@@ -154,4 +178,4 @@ def test_no_run_beats_the_bound_or_overfills_a_gpu(members: list[Workload], gpus
 def test_a_hundred_members_come_near_the_bound() -> None:
     draw = random.Random(3)
     some = [member(f"m{n:03}", draw.uniform(500, 5000), draw.uniform(0.15, 0.9), 0.25) for n in range(100)]
-    assert run(some, 8, Options(max_per_gpu=4)).ratio < 1.06
+    assert run(some, 8, Options(max_per_gpu=4)).ratio < 1.03
