@@ -179,14 +179,18 @@ class Batches:
 
     def _parts(self, samples: Samples, chunk: Chunk) -> Iterator[Samples]:
         """Yield the batches of this rank's part of a chunk; a rank without a share gets the example."""
-        (x, y), done = samples, 0
         sizes = self._sizes(chunk)
+        if len(sizes) == 1:
+            self.weight, self.ends_step = sizes[0] / (chunk.stop - chunk.start), True
+            yield samples
+            return
+        (x, y), done = samples, 0
         for number, size in enumerate(sizes, start=1):
             self.weight = size / (chunk.stop - chunk.start)
             self.ends_step = number == len(sizes)
             first = done if size else 0
             rows = slice(first, first + max(1, size))
-            yield samples if len(sizes) == 1 else (x[rows], y[rows])
+            yield x[rows], y[rows]
             done += size
 
     def _sizes(self, chunk: Chunk) -> tuple[int, ...]:

@@ -147,20 +147,21 @@ class TorchNetwork(TrainableNetwork):
             if not count:
                 self._predictions.skip()
                 continue
-            # Not around the loop: other members' steps come between the parts of a generator.
-            with torch.no_grad():
-                means.append(torch.stack([self._number(value) for value in found]))
+            means += found
             counts.append(count)
             self._predictions.add(outputs, samples[1][:count])
         # The last sum is the number of samples.
         weights = torch.tensor(counts, dtype=torch.float64, device=self._device)
-        weighted = [torch.stack(means).T @ weights] if means else [weights.new_zeros(len(scores))]
-        sums = torch.cat([*weighted, weights.sum()[None]])
+        with torch.no_grad():
+            # Together at the end: for small networks it would take as long as they do.
+            values = torch.stack([self._number(value) for value in means]) if means else weights
+            totals = values.view(len(counts), len(scores)).T @ weights
+            sums = torch.cat([totals, weights.sum()[None]])
         if self._group.size > 1:
             dist.all_reduce(sums)
-        *totals, count = sums.tolist()
+        *found, count = sums.tolist()
         return self._with_whole(
-            {f"val_{name}": total / count for name, total in zip(scores, totals, strict=True)}
+            {f"val_{name}": total / count for name, total in zip(scores, found, strict=True)}
         )
 
     def arrays_of(self, outputs: Any) -> Any:

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -59,66 +59,50 @@ class UpdateRule:
         Function of a group's options that returns the names of its tensors for each parameter.
     fixed : mapping of str to Any
         Options of which only these values are supported.
-    update : callable
-        Function of a group's options, the learning rate's factor, values, gradients, moments by name, and the
-        number of steps; it changes values and moments in place.
+    kernel : callable
+        Function of lists of values, gradients, moments and numbers of steps, as `Update.tensors`, and of
+        options by keyword; it changes values and moments in place.
+    options : callable
+        Function of a group's options that returns the kernel's, without the learning rate.
     counts : bool
         True if it keeps the number of steps.
     """
 
     moments: Callable[[Mapping[str, Any]], tuple[str, ...]]
     fixed: Mapping[str, Any]
-    update: Callable[..., None]
+    kernel: Callable[..., None]
+    options: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     counts: bool
 
 
-def _sgd(
-    group: Mapping[str, Any], factor: float, values: Any, gradients: Any, moments: Any, _step: Any
-) -> None:
-    """Step as `torch.optim.SGD`."""
-    torch._fused_sgd_(
-        *([values], [gradients], [*moments.values()]),
-        lr=float(group["lr"]) * factor,
-        is_first_step=False,
-        **{name: group[name] for name in ("weight_decay", "momentum", "dampening", "nesterov", "maximize")},
-    )
+def _sgd(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: group[name] for name in ("weight_decay", "momentum", "dampening", "nesterov", "maximize")}
 
 
-def _adam(
-    group: Mapping[str, Any],
-    factor: float,
-    values: Any,
-    gradients: Any,
-    moments: Any,
-    step: Any,
-    kernel: Callable[..., None],
-) -> None:
-    """Step as `torch.optim.Adam` or, with its kernel, `AdamW`."""
+def _adam(group: Mapping[str, Any]) -> Mapping[str, Any]:
     first, second = group["betas"]
-    kernel(
-        *([values], [gradients], [moments["exp_avg"]], [moments["exp_avg_sq"]], [], [step]),
-        lr=float(group["lr"]) * factor,
-        beta1=float(first),
-        beta2=float(second),
-        **{name: group[name] for name in ("weight_decay", "eps", "amsgrad", "maximize")},
-    )
+    own = {name: group[name] for name in ("weight_decay", "eps", "amsgrad", "maximize")}
+    return {"beta1": float(first), "beta2": float(second), **own}
 
 
 _ADAM = partial(
     UpdateRule,
     lambda _group: ("exp_avg", "exp_avg_sq"),
     {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False},
+    options=_adam,
+    counts=True,
 )
 # The kernels of `fused=True`: a stack's optimizers would take longer than its gradients otherwise.
 RULES: Mapping[type, UpdateRule] = {
     torch.optim.SGD: UpdateRule(
         lambda group: ("momentum_buffer",) if group["momentum"] else (),
         {"dampening": 0, "maximize": False, "differentiable": False},
+        partial(torch._fused_sgd_, is_first_step=False),
         _sgd,
         counts=False,
     ),
-    torch.optim.Adam: _ADAM(partial(_adam, kernel=torch._fused_adam_), counts=True),
-    torch.optim.AdamW: _ADAM(partial(_adam, kernel=torch._fused_adamw_), counts=True),
+    torch.optim.Adam: _ADAM(torch._fused_adam_),
+    torch.optim.AdamW: _ADAM(torch._fused_adamw_),
 }
 """Rules by class of optimizer."""
 
@@ -129,16 +113,12 @@ class Update:
 
     Parameters
     ----------
-    columns : slice
-        Columns of the group's parameters.
-    moments : dict
-        Tensors of the optimizer's state by name, of the shape of `values`.
+    tensors : tuple of lists of torch.Tensor
+        The kernel's arguments; each list has one tensor or none.
     """
 
     group: dict[str, Any]
-    columns: slice
-    values: torch.Tensor
-    moments: dict[str, torch.Tensor]
+    tensors: tuple[list[torch.Tensor], ...]
 
 
 @dataclass(eq=False)
@@ -270,7 +250,8 @@ class Stack:
         self._dropouts = [dropouts_in(one.parts.model) for one in slices]
         self._calls: dict[Any, list[list[tuple[int, torch.Tensor]]]] = {}
         self._updates: dict[int, list[Update]] = {}
-        self._steps: dict[int, torch.Tensor] = {}
+        # The kernels want it in this type, and on the device.
+        self._steps = self._rows.new_zeros(len(slices), dtype=torch.float32)
         for row, one in enumerate(() if as_trial else slices):
             self._hold(row, one)
 
@@ -298,8 +279,7 @@ class Stack:
         # Now, and not in the first step, whose time may count.
         self._updates[row] = self._updates_of(row, member.parts.optimizer)
         taken = [float(state.get("step", 0.0)) for state in member.parts.optimizer.state.values()]
-        # The kernels want it in this type, and on the device.
-        self._steps[row] = torch.tensor(max(taken, default=0.0), device=self._rows.device).float()
+        self._steps[row] = max(taken, default=0.0)
 
     def _own(self, row: int, member: Slice) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield a slice's tensors, each with its part of a row."""
@@ -351,9 +331,15 @@ class Stack:
         losses, gradients = self.gradients(rows, values, constants, x, y)
         with torch.no_grad():
             # The kernels take all tensors for contiguous ones.
-            torch._foreach_copy_(self._shaped(self._gradients[: len(rows)]), gradients)
-            for row, gradient in zip(rows, self._gradients, strict=False):
-                self._update(row, gradient)
+            flat = [one.reshape(len(rows), -1) for one in gradients]
+            if len(rows) == len(self.slices):
+                torch.cat(flat, 1, out=self._gradients)
+                self._steps += 1
+            else:
+                self._gradients[list(rows)] = torch.cat(flat, 1)
+                self._steps[list(rows)] += 1
+            for row in rows:
+                self._update(row)
             for own, each in zip(self._constants, constants, strict=True):
                 if each is not own:
                     own[list(rows)] = each
@@ -387,23 +373,23 @@ class Stack:
         """Return rows: the tensor itself for all, else a copy of some."""
         return stacked if len(rows) == len(self.slices) else stacked[list(rows)]
 
-    def _update(self, row: int, gradient: torch.Tensor) -> None:
+    def _update(self, row: int) -> None:
         """Take an optimizer's step."""
-        step, factor = self._steps[row], self._in(row).factor()
-        step += 1
+        factor = self._in(row).factor()
         for part in self._updates[row]:
-            self._rule.update(part.group, factor, part.values, gradient[part.columns], part.moments, step)
+            rate = float(part.group["lr"]) * factor
+            self._rule.kernel(*part.tensors, lr=rate, **self._rule.options(part.group))
 
     def _updates_of(self, row: int, optimizer: torch.optim.Optimizer) -> list[Update]:
         """Return what an optimizer changes; states that it lacks begin with zeros, as all rules do."""
         found, first = [], 0
         for group in optimizer.param_groups:
-            columns = slice(first, first + sum(one.numel() for one in group["params"]))
-            values, moments, first = self._rows[row, columns], {}, columns.stop
-            for name in self._rule.moments(group):
-                moments[name] = torch.zeros_like(values)
-                parts = moments[name].split([one.numel() for one in group["params"]])
-                for one, part in zip(group["params"], parts, strict=True):
+            sizes = [one.numel() for one in group["params"]]
+            columns = slice(first, first + sum(sizes))
+            values, gradients, first = self._rows[row, columns], self._gradients[row, columns], columns.stop
+            moments = {name: torch.zeros_like(values) for name in self._rule.moments(group)}
+            for name, moment in moments.items():
+                for one, part in zip(group["params"], moment.split(sizes), strict=True):
                     # Only here: without moments, SGD keeps no state.
                     state, own = optimizer.state[one], part.view(one.shape)
                     if self._rule.counts:
@@ -411,7 +397,9 @@ class Stack:
                     if name in state:
                         own.copy_(state[name])
                     state[name] = own
-            found.append(Update(group, columns, values, moments))
+            kept = [[one] for one in moments.values()] or [[]]
+            counted = ([], [self._steps[row]]) if self._rule.counts else ()
+            found.append(Update(group, ([values], [gradients], *kept, *counted)))
         return found
 
     def _drawn(self, rows: Sequence[int], x: Any) -> list[list[torch.Tensor]]:
@@ -443,7 +431,7 @@ def _is_one_function(functions: Sequence[Any]) -> bool:
     return None not in texts and len(texts) == 1 and all(one.__closure__ is None for one in functions)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Work:
     """Batch that a network trains, or evaluates, together with others.
 
@@ -453,6 +441,11 @@ class Work:
         Inputs and targets.
     scores : mapping of str to callable, or None
         Scores of an evaluation; None: the network is trained.
+
+    Attributes
+    ----------
+    form : tuple
+        Kind and shapes: works of one form make one computation.
     """
 
     network: FusedNetwork
@@ -460,11 +453,9 @@ class Work:
     y: Any
     scores: Mapping[str, Score] | None = None
 
-    @cached_property
-    def form(self) -> tuple[Any, ...]:
-        """Kind and shapes: works of one form make one computation."""
+    def __post_init__(self) -> None:
         names = None if self.scores is None else tuple(self.scores)
-        return names, *((part.shape, part.dtype) for part in (self.x, self.y))
+        self.form = names, self.x.shape, self.x.dtype, self.y.shape, self.y.dtype
 
 
 class FusedNetwork(TorchNetwork):

@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
-from fnmatch import fnmatch
 from functools import wraps
 from itertools import islice
 from pathlib import Path
@@ -299,11 +298,9 @@ class CheckpointFolder:
 
         file = self.path / name
         with unfinished_file(file.with_suffix(".tmp")) as stream:
-            np.savez(stream, **dict(arrays))
-            # Read again: np.savez goes back to complete the archive's headers.
-            stream.seek(0)
-            digest = _digest(stream)
-            size = stream.tell()
+            archive = _Archive(stream)
+            np.savez(archive, **dict(arrays))
+            digest, size = archive.digest.hexdigest(), stream.tell()
             # An earlier checkpoint counts until the new manifest is there.
             if name in self._named(state):
                 file = file.with_suffix(f".{digest[:8]}.npz")
@@ -322,7 +319,7 @@ class CheckpointFolder:
     @_with_patience
     def look_for_best(self, state: TrainingState) -> None:
         """Set `best` to the best epoch of a state's history; its size is checked, its checksum is not."""
-        self._epochs_to_keep(state, [path.stem for path in self._manifests()])
+        self._epochs_to_keep(state, [path.stem for path in self._manifests()], {})
 
     def take_damaged(self) -> list[str]:
         """Return, once, the names of damaged checkpoints of best epochs."""
@@ -447,9 +444,7 @@ class CheckpointFolder:
         return max((visit_in(path.stem) for path in self._manifests()), default=-1)
 
     def _manifests(self) -> list[Path]:
-        # Numbers in the names have fixed widths, so the order of names is that of training.
-        found = (self.path / name for name in self._entries("epoch-*.json"))
-        return sorted(found, key=lambda path: path.stem, reverse=True)
+        return [self.path / f"{name}.json" for name in _names_of(self._entries())]
 
     def _finished(self) -> set[str]:
         """Return the names of the files and folders of all checkpoints."""
@@ -459,11 +454,11 @@ class CheckpointFolder:
                 names |= {path.name, *_names_in(_manifest_in(path))}
         return names
 
-    def _entries(self, pattern: str) -> list[str]:
-        """Return the names in the folder that match a pattern; none if there is no folder."""
+    def _entries(self) -> list[str]:
+        """Return the names of all checkpoints' files and folders; none if there is no folder."""
         # Not by `glob`, which takes an unreadable folder for an empty one.
         try:
-            return [path.name for path in self.path.iterdir() if fnmatch(path.name, pattern)]
+            return [path.name for path in self.path.iterdir() if path.name.startswith("epoch-")]
         except FileNotFoundError:
             return []
 
@@ -471,10 +466,11 @@ class CheckpointFolder:
         """Delete what a new checkpoint replaces, and older ones; keep damaged ones with later names."""
         new, epochs = _name_of(manifest.state), len(manifest.state.epochs)
         self._invalid.discard(new)
-        names = [path.stem for path in self._manifests()]
+        entries = self._entries()
+        names = _names_of(entries)
         kept = {new, *[name for name in names if name not in self._invalid][:NEWEST]}
         newest = max(kept)
-        kept |= self._epochs_to_keep(manifest.state, names)
+        kept |= self._epochs_to_keep(manifest.state, names, {new: manifest})
         old = {
             name
             for name in names
@@ -489,22 +485,26 @@ class CheckpointFolder:
         for name in old:
             (self.path / f"{name}.json").unlink(missing_ok=True)
         own = _names_in(manifest) | {f"{new}.json"}
-        for entry in self._entries("epoch-*"):
+        for entry in entries:
             name, _, ending = entry.partition(".")
             # Shards of processes that were killed, too.
             is_left = SHARDS in ending and name not in names
             if name in old or is_left or (name == new and entry not in own):
                 self._remove(entry)
         if since is None:
-            self.drop_unfinished()
+            self._drop_unfinished([name for name in names if name not in old], entries)
 
-    def _epochs_to_keep(self, state: TrainingState, names: Sequence[str]) -> set[str]:
+    def _epochs_to_keep(
+        self, state: TrainingState, names: Sequence[str], manifests: Mapping[str, Manifest]
+    ) -> set[str]:
         """Return which checkpoints are those of the best and the last epochs in a history; set `best`.
 
         Parameters
         ----------
         names : sequence of str
             Names of all checkpoints, the newest first.
+        manifests : mapping of str to Manifest
+            Those that need not be read.
         """
         if self._member is None:
             return set()
@@ -516,25 +516,27 @@ class CheckpointFolder:
         for name in whole:
             by_epoch[_finished_epoch(name)].append(name)
         ranked = (name for done in rule.ranked(state.epochs) for name in by_epoch[done.epoch])
-        best = list(islice((name for name in ranked if self._is_part_of(name, state)), keep.best))
+        found = ((name, self._part_of(state, name, manifests.get(name))) for name in ranked)
+        best = list(islice(((name, file) for name, file in found if file), keep.best))
         self.best = NO_BEST
         if best:
-            file = _manifest_in(self.path / f"{best[0]}.json").file
-            self.best = BestCheckpoint(_finished_epoch(best[0]), str(self.path / file))
-        return {*best, *whole[: keep.last]}
+            name, file = best[0]
+            self.best = BestCheckpoint(_finished_epoch(name), str(self.path / file))
+        return {*(name for name, _ in best), *whole[: keep.last]}
 
-    def _is_part_of(self, name: str, state: TrainingState) -> bool:
-        """Return true for a checkpoint of a finished epoch with all its files, and with a state's history."""
+    def _part_of(self, state: TrainingState, name: str, manifest: Manifest | None) -> str | None:
+        """Return the file of a finished epoch's checkpoint with a state's history; None if one is missing."""
         try:
-            manifest = _manifest_in(self.path / f"{name}.json")
+            manifest = manifest or _manifest_in(self.path / f"{name}.json")
             is_whole = self._has_files(manifest)
         except (FileNotFoundError, ValueError):
             is_whole = False
-        if not is_whole:
+        if manifest is None or not is_whole:
             self._invalid.add(name)
             self._noticed.append(name)
-            return False
-        return manifest.state.epochs == state.epochs[: len(manifest.state.epochs)]
+            return None
+        epochs = manifest.state.epochs
+        return manifest.file if epochs == state.epochs[: len(epochs)] else None
 
     def _has_files(self, manifest: Manifest) -> bool:
         """Return true if all files have their sizes; FileNotFoundError if one is missing."""
@@ -560,7 +562,7 @@ class CheckpointFolder:
         for path in self._manifests():
             if path.stem != kept:
                 path.unlink(missing_ok=True)
-        for entry in self._entries("epoch-*"):
+        for entry in self._entries():
             if entry.partition(".")[0] != kept:
                 self._remove(entry)
         return True
@@ -570,11 +572,37 @@ class CheckpointFolder:
 
         Do not call it while the member hops: ranks of other nodes may still write states of earlier visits.
         """
-        kept = [path.stem for path in self._manifests()]
-        for entry in self._entries("epoch-*"):
+        entries = self._entries()
+        self._drop_unfinished(_names_of(entries), entries)
+
+    def _drop_unfinished(self, kept: Sequence[str], entries: Sequence[str]) -> None:
+        for entry in entries:
             name = entry.partition(".")[0]
             if entry.endswith(UNFINISHED) and name not in kept and name < min(kept[:NEWEST], default=""):
                 (self.path / entry).unlink(missing_ok=True)
+
+
+class _Archive:
+    """Stream for `np.savez`; without `tell`, it does not go back, which takes longer than small arrays.
+
+    Attributes
+    ----------
+    digest
+        Checksum of all that was written.
+    """
+
+    # Otherwise it counts as a path.
+    read = None
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.flush = stream.flush
+        self.digest = hashlib.sha256()
+
+    def write(self, data: bytes) -> int:
+        """Write data behind the earlier."""
+        self.digest.update(data)
+        return self._stream.write(data)
 
 
 def file_in(root: Path, path: Path, names: Sequence[str]) -> ArrayFile:
@@ -589,6 +617,12 @@ def _name_of(state: TrainingState) -> str:
     name = f"epoch-{epochs:05d}-{samples:012d}"
     # The visit's number keeps two ranks, one of them given up, from writing the same file.
     return name if state.visit < 0 else f"{name}-{evaluated:05d}-{state.visit:09d}"
+
+
+def _names_of(entries: Sequence[str]) -> list[str]:
+    """Return the names of the checkpoints that have a manifest, the newest first."""
+    # Numbers in the names have fixed widths, so the order of names is that of training.
+    return sorted((each.removesuffix(".json") for each in entries if each.endswith(".json")), reverse=True)
 
 
 def visit_in(name: str) -> int:
