@@ -125,6 +125,10 @@ def ensemble_of(source: YamlSource) -> Ensemble:
     ]
     if problems:
         raise source.refusal(problems)
+    partitions, how = None, model.partitions
+    if how:
+        numbered = Partitions(how.count or 0, how.path, how.source, how.replicas)
+        partitions = read_partition_table(folder / how.file) if how.file else numbered
     return Ensemble(
         name=model.name,
         framework=code.framework,
@@ -132,7 +136,7 @@ def ensemble_of(source: YamlSource) -> Ensemble:
         members=tuple(members),
         folder=str(folder),
         data=code.data,
-        partitions=None if model.partitions is None else _partitions(model.partitions, folder),
+        partitions=partitions,
         samples_per_epoch=model.samples_per_epoch,
         balance=value_of(BalanceSettings, model.balance),
         rate_keys=tuple(model.rate_keys or ()),
@@ -183,12 +187,6 @@ def _stop_problems(points: list[MemberEntry], members: list[Member]) -> Iterator
             own = "stop" in point.settings.model_fields_set
             where: Location = (*point.where, "stop") if own else ("stop",)
             yield (*where, "expected_epochs"), f"must be at most max_epochs ({most}), got {expected}"
-
-
-def _partitions(model: PartitionsModel, folder: Path) -> Partitions:
-    if model.file is None:
-        return Partitions(model.count or 0, model.path, model.source, model.replicas)
-    return read_partition_table(folder / model.file)
 
 
 def _file_problems(model: PartitionsModel, samples_per_epoch: int | None) -> Iterator[tuple[Location, str]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator
 
 from hetctl.inputs.member_schema import (
+    ONE_DISTRIBUTION,
     Config,
     ConfigKey,
     DrawModel,
@@ -19,6 +20,7 @@ from hetctl.inputs.member_schema import (
     Value,
     apart_from_config,
     distinct,
+    one_of,
 )
 from hetctl.inputs.validation import SafeName, Strict, model_of, under
 from hetctl.model.searches import ASHA_VARIANTS, NamedPart, PruneRule, SearchBudget
@@ -66,12 +68,7 @@ class SearchChoiceModel(DrawModel):
     )
 
 
-BESIDE_DISTRIBUTION = frozenset({"step", "when", "prior"})
-
-
-def _one_distribution(draw: SearchChoiceModel) -> SearchChoiceModel:
-    if len(draw.model_fields_set - BESIDE_DISTRIBUTION) != 1:
-        raise ValueError("must have exactly one of choice, integer, log_uniform, uniform")
+def _step_of_integer(draw: SearchChoiceModel) -> SearchChoiceModel:
     if draw.step is not None and not draw.integer:
         raise ValueError("has a step, which only integer may have")
     return draw
@@ -88,12 +85,6 @@ class MutationModel(Strict):
     multiply: Annotated[list[float], Field(min_length=1)] = Field(
         default_factory=list, description="Factors, by one of which the value is multiplied."
     )
-
-
-def _one_change(change: MutationModel) -> MutationModel:
-    if len(change.model_fields_set) != 1:
-        raise ValueError("must have exactly one of add, multiply")
-    return change
 
 
 # A type checker cannot evaluate a Literal that is built from a table, and reads dataclasses for their models.
@@ -121,8 +112,8 @@ class SearchModel(EntrySettings):
     name: SafeName = Field(default="trial", description="Prefix of the names NAME-000, NAME-001, ...")
     method: MethodName = Field(description="Method that chooses the trials and their epochs.")
     config: Config = Field(default_factory=dict)
-    space: dict[str, Annotated[SearchChoiceModel, AfterValidator(_one_distribution)]] = Field(
-        min_length=1, description="Keys of config, each with the distribution of its values."
+    space: dict[str, Annotated[SearchChoiceModel, ONE_DISTRIBUTION, AfterValidator(_step_of_integer)]] = (
+        Field(min_length=1, description="Keys of config, each with the distribution of its values.")
     )
     start: list[Annotated[dict[str, Value | bool | None], Field(min_length=1)]] = Field(
         default_factory=list,
@@ -163,7 +154,7 @@ class SearchModel(EntrySettings):
     every: int | None = Field(
         default=None, ge=1, description="pbt, pruners: epochs between two decisions; null: 1."
     )
-    mutate: dict[str, Annotated[MutationModel, AfterValidator(_one_change)]] | None = Field(
+    mutate: dict[str, Annotated[MutationModel, one_of("add", "multiply")]] | None = Field(
         default=None, min_length=1, description="pbt: changes of values from a parent to its child."
     )
     sampler: OptunaPart | None = Field(

@@ -14,9 +14,10 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from hetctl.inputs.csv_table import NUMBER, TEXT, Problem, number, read_table, repeated, whole_number
 from hetctl.inputs.input_errors import SourceLine, read_text, refusal, refuse, shown
@@ -33,42 +34,16 @@ MOST_BYTES = 1e15
 Edges = Mapping[tuple[str, str], SourceLine]
 
 
-@dataclass(frozen=True)
-class GraphNode:
-    """Operation as profiled with one minibatch.
-
-    Parameters
-    ----------
-    output_bytes : int
-        Bytes of its output.
-    """
+class GraphNode(NamedTuple):
+    """Operation as profiled with one minibatch; as a layer its activations are its output alone."""
 
     place: SourceLine
-    name: str
-    description: str
-    forward_s: float
-    backward_s: float
-    output_bytes: int
-    parameter_bytes: int
-
-    @property
-    def title(self) -> str:
-        """Node and its kind, such as ``node12 Conv2d``."""
-        return f"{self.name} {self.description.partition('(')[0]}".strip()
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes kept for the backward pass; an in-place operation needs none of its own."""
-        return 0 if IN_PLACE in self.description else self.output_bytes
+    is_input: bool
+    layer: MeasuredLayer
 
 
-def is_graph(text: str) -> bool:
-    """Return true if a text begins like a graph."""
-    return " -- " in text.lstrip().partition("\n")[0]
-
-
-def layers_of(path: Path, text: str) -> list[tuple[GraphNode, int]]:
-    """Return the nodes as a chain, each with the bytes that are transferred at a cut after it.
+def layers_of(path: Path, text: str) -> list[LayerRow]:
+    """Return the nodes of a graph as a chain, with the bytes that are transferred at a cut after each.
 
     Inputs are omitted, as in PipeDream: they are read on the GPU of the first layer.
 
@@ -79,17 +54,23 @@ def layers_of(path: Path, text: str) -> list[tuple[GraphNode, int]]:
     """
     nodes, edges = _parsed(path, text)
     _refuse_cycles(path, nodes, edges)
-    order = [name for name in _topological(nodes, edges) if nodes[name].description != INPUT]
+    order = [name for name in _topological(nodes, edges) if not nodes[name].is_input]
     if not order:
         raise refusal([(SourceLine(path, 1), "has no layers")])
-    return list(zip((nodes[name] for name in order), _crossing(order, nodes, edges), strict=True))
+    return [
+        LayerRow(nodes[name].place, None, replace(nodes[name].layer, activation_bytes=crossing))
+        for name, crossing in zip(order, _crossing(order, nodes, edges), strict=True)
+    ]
 
 
 def _parsed(path: Path, text: str) -> tuple[dict[str, GraphNode], dict[tuple[str, str], SourceLine]]:
     nodes: dict[str, GraphNode] = {}
     edges: dict[tuple[str, str], SourceLine] = {}
     problems: list[Problem] = []
-    for place, line in _lines(path, text):
+    numbered = ((SourceLine(path, at), line.strip()) for at, line in enumerate(text.splitlines(), start=1))
+    for place, line in numbered:
+        if not line:
+            continue
         if found := NODE.fullmatch(line):
             name, description, values = found.groups()
             if name in nodes:
@@ -111,12 +92,6 @@ def _parsed(path: Path, text: str) -> tuple[dict[str, GraphNode], dict[tuple[str
     return nodes, edges
 
 
-def _lines(path: Path, text: str) -> Iterator[tuple[SourceLine, str]]:
-    for at, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            yield SourceLine(path, at), line.strip()
-
-
 def _node(place: SourceLine, name: str, description: str, values: str) -> tuple[GraphNode, list[str]]:
     """Return the node, with 0 for invalid values, and the violated rules."""
     pairs = dict(part.split("=", 1) for part in re.split(r", | -- ", values) if "=" in part)
@@ -128,16 +103,16 @@ def _node(place: SourceLine, name: str, description: str, values: str) -> tuple[
         if number is None
     ]
     forward_ms, backward_ms, activation, parameters = (found.get(key) or 0.0 for key in VALUES)
-    node = GraphNode(
-        place=place,
-        name=name,
-        description=description,
+    layer = MeasuredLayer(
+        name=f"{name} {description.partition('(')[0]}".strip(),
         forward_s=forward_ms / 1000,
         backward_s=backward_ms / 1000,
-        output_bytes=round(activation),
+        activation_bytes=round(activation),
         parameter_bytes=round(parameters),
+        # An in-place operation needs no data of its own for the backward pass.
+        held_bytes=0 if IN_PLACE in description else round(activation),
     )
-    return node, rules
+    return GraphNode(place, description == INPUT, layer), rules
 
 
 def _number(text: str) -> float | None:
@@ -193,13 +168,13 @@ def _crossing(order: Sequence[str], nodes: Mapping[str, GraphNode], edges: Edges
     changes = [0] * (len(order) + 1)
     for name, use in last_use.items():
         if use >= 0:
-            changes[at[name]] += nodes[name].output_bytes
-            changes[use] -= nodes[name].output_bytes
+            changes[at[name]] += nodes[name].layer.activation_bytes
+            changes[use] -= nodes[name].layer.activation_bytes
     crossing, total = [], 0
     for change in changes[: len(order)]:
         total += change
         crossing.append(total)
-    crossing[-1] = nodes[order[-1]].output_bytes
+    crossing[-1] = nodes[order[-1]].layer.activation_bytes
     return crossing
 
 
@@ -237,22 +212,8 @@ def read_layers(path: Path) -> list[LayerRow]:
         layers must have rows for the same GPU types.
     """
     text = read_text(path)
-    if is_graph(text):
-        return [
-            LayerRow(
-                node.place,
-                gpu_type=None,
-                layer=MeasuredLayer(
-                    name=node.title,
-                    forward_s=node.forward_s,
-                    backward_s=node.backward_s,
-                    activation_bytes=crossing,
-                    parameter_bytes=node.parameter_bytes,
-                    held_bytes=node.held_bytes,
-                ),
-            )
-            for node, crossing in layers_of(path, text)
-        ]
+    if " -- " in text.lstrip().partition("\n")[0]:
+        return layers_of(path, text)
     records, problems = read_table(path, NEEDED, OPTIONAL, text)
     rows = [_row(place, values) for place, values in records]
     refuse(problems or [*_contradictions(rows)] or _gaps(rows))

@@ -236,11 +236,18 @@ class DrawModel(Strict):
     choice: Values = Field(default_factory=list, description="List of values, of which one is drawn.")
 
 
-def one_way(draw: DrawModel) -> DrawModel:
-    """Return the distribution; ValueError unless it has one key."""
-    if len(draw.model_fields_set) != 1:
-        raise ValueError("must have exactly one of choice, integer, log_uniform, uniform")
-    return draw
+def one_of(*keys: str) -> AfterValidator:
+    """Return a check that a mapping has exactly one of some keys."""
+
+    def check(model: Strict) -> Strict:
+        if len(model.model_fields_set.intersection(keys)) != 1:
+            raise ValueError(f"must have exactly one of {', '.join(keys)}")
+        return model
+
+    return AfterValidator(check)
+
+
+ONE_DISTRIBUTION = one_of("choice", "integer", "log_uniform", "uniform")
 
 
 class RandomModel(EntrySettings):
@@ -249,7 +256,7 @@ class RandomModel(EntrySettings):
     name: SafeName = Field(description="Prefix of the names NAME-000, NAME-001, ...")
     count: int = Field(ge=1, description="Number of members; raising it does not change those that exist.")
     config: Config = Field(default_factory=dict)
-    over: dict[str, Annotated[DrawModel, AfterValidator(one_way)]] = Field(
+    over: dict[str, Annotated[DrawModel, ONE_DISTRIBUTION]] = Field(
         min_length=1,
         description="Keys of config, each with its distribution; values depend on seed, number and key only.",
     )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from hetctl.inputs.input_errors import SourceLine, suggestion
 from hetctl.inputs.quantities import parse_bytes
 from hetctl.inputs.site_file import links_problems
-from hetctl.inputs.validation import Matching, Strict, model_of, validate, value_of
-from hetctl.inputs.yaml_source import Location, YamlSource, read_yaml
-from hetctl.model.errors import BadInputError
+from hetctl.inputs.validation import Matching, Strict, converting, model_of, validate, value_of
+from hetctl.inputs.yaml_source import Location, read_yaml
 from hetctl.model.site import NodeLinks
 from hetctl.model.values import dataclass
 
@@ -68,23 +67,24 @@ def read_cluster(path: Path) -> ClusterFile:
     source = read_yaml(path)
     model = validate(_ClusterModel, source)
     links = value_of(NodeLinks, model.links)
-    problems = [*_full_types(model), *_unknown_types(model), *links_problems(links)]
-    if problems:
+    if problems := [*_type_problems(model), *links_problems(links)]:
         raise source.refusal(problems)
-    return _cluster(source, model, links)
+    return ClusterFile(
+        nodes_place=source.place(("nodes",)),
+        gpu_types={
+            name: GpuType(source.place(("gpu_types", name)), kind.memory, kind.time_ratio, kind.context_bytes)
+            for name, kind in model.gpu_types.items()
+        },
+        nodes=tuple(
+            tuple(name for name, count in node.items() for _ in range(count)) for node in model.nodes
+        ),
+        links=links,
+        server_bytes_per_s=model.server_bytes_per_s,
+    )
 
 
-def _size(value: object) -> int:
-    if value == 0:
-        return 0
-    return _positive_size(value)
-
-
-def _positive_size(value: object) -> int:
-    try:
-        return parse_bytes(value)  # type: ignore[arg-type]
-    except BadInputError as error:
-        raise ValueError(error.message) from None
+def _size(value: Any) -> int:
+    return 0 if value == 0 else parse_bytes(value)
 
 
 TypeName = Annotated[str, Matching(r"[!-~]([ -~]*[!-~])?", "must be one line of plain text")]
@@ -98,9 +98,9 @@ else:
 
 
 class _GpuTypeModel(Strict):
-    memory: Annotated[int, BeforeValidator(_positive_size)]
+    memory: Annotated[int, converting(parse_bytes)]
     time_ratio: Positive | None = None
-    context_bytes: Annotated[int, BeforeValidator(_size)] = 0
+    context_bytes: Annotated[int, converting(_size)] = 0
 
 
 class _ClusterModel(Strict):
@@ -113,33 +113,11 @@ class _ClusterModel(Strict):
     server_bytes_per_s: Positive | None = None
 
 
-def _full_types(model: _ClusterModel) -> list[tuple[Location, str]]:
-    return [
-        (("gpu_types", name, "context_bytes"), f"must be less than memory ({kind.memory:,} bytes)")
-        for name, kind in model.gpu_types.items()
-        if kind.context_bytes >= kind.memory
-    ]
-
-
-def _unknown_types(model: _ClusterModel) -> list[tuple[Location, str]]:
-    return [
-        (("nodes", index, name), f"must be one of gpu_types{suggestion(name, model.gpu_types)}")
-        for index, node in enumerate(model.nodes)
-        for name in node
-        if name not in model.gpu_types
-    ]
-
-
-def _cluster(source: YamlSource, model: _ClusterModel, links: NodeLinks) -> ClusterFile:
-    return ClusterFile(
-        nodes_place=source.place(("nodes",)),
-        gpu_types={
-            name: GpuType(source.place(("gpu_types", name)), kind.memory, kind.time_ratio, kind.context_bytes)
-            for name, kind in model.gpu_types.items()
-        },
-        nodes=tuple(
-            tuple(name for name, count in node.items() for _ in range(count)) for node in model.nodes
-        ),
-        links=links,
-        server_bytes_per_s=model.server_bytes_per_s,
-    )
+def _type_problems(model: _ClusterModel) -> Iterator[tuple[Location, str]]:
+    for name, kind in model.gpu_types.items():
+        if kind.context_bytes >= kind.memory:
+            rule = f"must be less than memory ({kind.memory:,} bytes)"
+            yield ("gpu_types", name, "context_bytes"), rule
+    for index, node in enumerate(model.nodes):
+        for name in node.keys() - model.gpu_types.keys():
+            yield ("nodes", index, name), f"must be one of gpu_types{suggestion(name, model.gpu_types)}"

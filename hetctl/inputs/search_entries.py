@@ -17,7 +17,7 @@ from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry, fitted, usual_mode
 from hetctl.inputs.validation import value_of
 from hetctl.inputs.yaml_source import Location
-from hetctl.model.ensemble import Member, Objective, StopRule
+from hetctl.model.ensemble import Member, Objective
 from hetctl.model.errors import BadInputError
 from hetctl.model.searches import STOPPING, USUAL_SAMPLER, NamedPart, PruneRule, SearchBudget, SearchSpec
 
@@ -161,19 +161,20 @@ def trials_of(model: EnsembleModel) -> Trials | None:
         )
         for number, config in enumerate(configs)
     ]
-    named = replace(spec, members=tuple(point.name for point in points))
-    return Trials(named, points, method.likely_epochs(), _objective(model.search))
+    named, metric = replace(spec, members=tuple(point.name for point in points)), model.search.metric
+    objective = Objective(metric, model.search.mode or usual_mode(metric)) if metric else None
+    return Trials(named, points, method.likely_epochs(), objective)
 
 
 def as_trials(members: list[Member], trials: Trials | None) -> list[Member]:
     """Return the members of a file; trials get the epochs that their search gives them."""
     if trials is None:
         return members
-    likely = dict(zip(trials.spec.members, trials.epochs, strict=True))
+    likely, most = dict(zip(trials.spec.members, trials.epochs, strict=True)), trials.spec.epochs
     return [
         replace(
             member,
-            stop=_stop(member.stop, trials.spec.epochs, likely[member.name]),
+            stop=replace(member.stop, max_epochs=most, expected_epochs=min(likely[member.name], most)),
             search_objective=trials.objective,
         )
         if member.name in likely
@@ -182,26 +183,10 @@ def as_trials(members: list[Member], trials: Trials | None) -> list[Member]:
     ]
 
 
-def _stop(stop: StopRule, most: int, likely: int) -> StopRule:
-    return replace(stop, max_epochs=most, expected_epochs=min(likely, most))
-
-
-def _objective(search: SearchModel) -> Objective | None:
-    if search.metric is None:
-        return None
-    return Objective(search.metric, search.mode or usual_mode(search.metric))
-
-
-def _prune(search: SearchModel) -> PruneRule | None:
-    if search.prune is None:
-        return None
-    rule = value_of(PruneRule, search.prune)
-    return replace(rule, mode=rule.mode or usual_mode(rule.metric))
-
-
 def _spec(search: SearchModel, seed: int) -> SearchSpec:
     method = search.method
     sampler, pruner = (part and value_of(NamedPart, part) for part in (search.sampler, search.pruner))
+    prune = search.prune and value_of(PruneRule, search.prune)
     keys = METHOD_KEYS[method]
     values = search.model_dump(include=set(keys.needs | keys.may), exclude_none=True, exclude_unset=True)
     settings = {key: value for key, value in values.items() if key not in ("sampler", "pruner")}
@@ -213,7 +198,7 @@ def _spec(search: SearchModel, seed: int) -> SearchSpec:
         settings=settings,
         sampler=sampler or (USUAL_SAMPLER if method == "optuna" else None),
         pruner=pruner,
-        prune=_prune(search),
+        prune=prune and replace(prune, mode=prune.mode or usual_mode(prune.metric)),
         seed=search.seed if "seed" in search.model_fields_set else seed,
         start=tuple(search.start),
         also=dict(search.also),

@@ -28,17 +28,6 @@ WITHOUT_HEARTBEATS = ("meeting", "samples", "lockstep")
 """Time limits of waits during which ranks send no heartbeat."""
 
 
-def read_site(path: Path, *, project: Path | None = None, home: Path | None = None) -> Site:
-    """Read a site file with the files that it extends.
-
-    Raises
-    ------
-    BadInputError
-        If a file has errors, with a line for each: ``FILE:LINE: key: rule``.
-    """
-    return _checked(path, _SiteSearch(project, home).load(path, ()))[0]
-
-
 def trace_site(name: str, *, project: Path | None, home: Path | None) -> tuple[Site, tuple[SiteKey, ...]]:
     """Read a site as `find_site` does; return also the place of each of its keys.
 
@@ -135,8 +124,7 @@ def find_site(name: str, *, project: Path | None, home: Path | None) -> Site:
     BadInputError
         If there is no such site, or its file has errors.
     """
-    search = _SiteSearch(project, home)
-    return read_site(search.locate(name, Path(), ()), project=project, home=home)
+    return trace_site(name, project=project, home=home)[0]
 
 
 def list_sites(*, project: Path | None, home: Path | None) -> list[tuple[str, Path]]:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hetctl.model.pipelines import PipelineLayout, PipelineStatus, WaveCheck
 from hetctl.model.plan import Allocation, Plan
-from hetctl.reports.sections import Section
+from hetctl.model.profile import some_of
+from hetctl.reports.sections import Section, more
 from hetctl.reports.units import NONE, device_word, format_bytes, format_percent, format_rate
 
 WAITS = "waits: of first stages, for waves of others (D); idle: bubbles of all stages"
@@ -61,8 +62,8 @@ def wave_check_table(checks: Sequence[WaveCheck]) -> Section:
         overall = (NONE, NONE) if one.overall is None else (f"{one.overall}", f"{one.overall_bound}")
         rows.append((one.member, *(f"{n:,}" for n in counts), *overall, f"{len(one.violations):,}"))
     found = [f"{one.member}: {line}" for one in checks for line in one.violations]
-    more = [f"and {len(found) - MOST_VIOLATIONS:,} more"] if len(found) > MOST_VIOLATIONS else []
-    notes = [(line, "") for line in [*found[:MOST_VIOLATIONS], *more]]
+    notes = [(line, "") for line in found[:MOST_VIOLATIONS]]
+    notes += more(len(found) - MOST_VIOLATIONS, "more")
     return Section(headers=headers, rows=rows, fold="\nmember", notes=notes)
 
 
@@ -87,8 +88,8 @@ def stage_sections(plan: Plan, device: str) -> Iterator[Section]:
     found = _by_layout(a for planned in plan.rounds for a in planned.allocations)
     for layout, names, allocation in found[:MOST_LAYOUTS]:
         yield _stages(layout, names, allocation, device)
-    if len(found) > MOST_LAYOUTS:
-        yield Section(notes=[(f"and {len(found) - MOST_LAYOUTS} more, which `--json` has", "dim")])
+    if notes := more(len(found) - MOST_LAYOUTS):
+        yield Section(notes=notes)
 
 
 def _by_layout(allocations: Iterable[Allocation]) -> list[tuple[PipelineLayout, list[str], Allocation]]:
@@ -111,15 +112,14 @@ def _stages(layout: PipelineLayout, names: Sequence[str], allocation: Allocation
         for number, stages in enumerate(layout.workers)
         for stage, plan in enumerate(stages)
     ]
-    rest = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    notes = [(f"and {len(rows) - MOST_STAGES} more", "")] if len(rows) > MOST_STAGES else []
+    notes = more(len(rows) - MOST_STAGES, "more")
     if any(layout.node_bytes):
         waves = ", waves and parameter servers" if len(layout.workers) > 1 else ""
         most = format_bytes(max(layout.node_bytes))
         notes += [(f"Minibatches on their way{waves} take up to {most} of a node's memory.", "dim")]
     word = device_word(device, 1)
     return Section(
-        f"Stages of {', '.join(names[:MOST_NAMES])}{rest}: {describe_layout(layout)}",
+        f"Stages of {some_of(names, MOST_NAMES)}: {describe_layout(layout)}",
         headers=("virtual worker", ">stage", "layers", "node", f">{word}", ">minibatches held"),
         rows=rows[:MOST_STAGES],
         fold="node",

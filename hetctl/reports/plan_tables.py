@@ -15,10 +15,10 @@ from hetctl.model.job import JobSize, JobSizeOption
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, Phase, Plan, Round
 from hetctl.model.profile import some_of
 from hetctl.reports.pipeline_tables import stage_sections
-from hetctl.reports.sections import Note, Section, stacked
+from hetctl.reports.sections import Note, Section, more, stacked
 from hetctl.reports.style import colours_of, ink_on
 from hetctl.reports.summary import IDLE_MARK, describe_cost
-from hetctl.reports.units import GUESS_NOTE, device_word, format_rate, format_seconds, printable
+from hetctl.reports.units import GUESS_NOTE, counted, device_word, format_rate, format_seconds, printable
 
 ROUNDS_SHOWN = 20
 MAP_WIDTH = 80
@@ -88,7 +88,7 @@ def plan_table(plan: Plan, device: str) -> RenderableType:
 
 def _plan_header(plan: Plan, device: str) -> Text:
     devices = f"{plan.gpus} {device_word(device, plan.gpus)}"
-    rounds = f"{len(plan.rounds)} round{'s' * (len(plan.rounds) != 1)}"
+    rounds = counted(len(plan.rounds), "round")
     modes = ", ".join(phase.mode for phase in plan.phases)
     # Without rounds no planner was asked: all members hop, or are pipelines.
     planned = bool(plan.rounds) or not modes
@@ -111,7 +111,7 @@ def _plan_header(plan: Plan, device: str) -> Text:
 
 def _more_rounds(plan: Plan) -> list[Note]:
     hidden = len(plan.rounds) - ROUNDS_SHOWN
-    return [(f"and {hidden} more round{'s' * (hidden != 1)}", "dim")] if hidden > 0 else []
+    return more(hidden, f"more round{'s' * (hidden != 1)}")
 
 
 def _rounds(plan: Plan, device: str, keys: Mapping[str, str]) -> Section:
@@ -180,8 +180,8 @@ def _members_by_gpu(planned: Round) -> Mapping[tuple[str, int], Sequence[str]]:
 
 def explain_table(plan: Plan) -> RenderableType:
     """Return tables of the reasons for allocations and waiting in a plan's first rounds."""
-    more = [Section(notes=notes)] if (notes := _more_rounds(plan)) else []
-    return stacked([*map(_reasons, plan.rounds[:ROUNDS_SHOWN]), *more])
+    rest = [Section(notes=notes)] if (notes := _more_rounds(plan)) else []
+    return stacked([*map(_reasons, plan.rounds[:ROUNDS_SHOWN]), *rest])
 
 
 def _reasons(planned: Round) -> Section:
@@ -199,7 +199,7 @@ def _reasons(planned: Round) -> Section:
         headers=("member", ">GPUs", "reason"),
         rows=rows,
         fold="reason",
-        notes=[(f"and {hidden} more", "dim")] if hidden else [],
+        notes=more(hidden, "more"),
     )
 
 
@@ -237,11 +237,9 @@ def _choices(plan: Plan) -> Section:
 
 
 def _size_line(size: JobSize, chosen: JobSizeOption | None, device: str) -> str:
-    what = f"{size.nodes} node{'s' * (size.nodes != 1)} ({size.gpus} {device_word(device, size.gpus)})"
+    what = f"{counted(size.nodes, 'node')} ({size.gpus} {device_word(device, size.gpus)})"
     line = f"each job: {what} for {format_seconds(size.wall_s)} in queue {size.queue.name}"
-    if chosen is None:
-        return line
-    return f"{line}; {chosen.jobs} job{'s' * (chosen.jobs != 1)} expected"
+    return f"{line}; {counted(chosen.jobs, 'job')} expected" if chosen else line
 
 
 def _sizes(chosen: JobSizeOption, job_sizes: Sequence[JobSizeOption], device: str) -> Section:

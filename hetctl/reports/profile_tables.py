@@ -20,6 +20,7 @@ from hetctl.model.profile import (
 from hetctl.reports.sections import Section, stacked
 from hetctl.reports.units import (
     NONE,
+    counted,
     device_word,
     format_bytes,
     format_ms,
@@ -70,17 +71,13 @@ def profile_table(
 def shapes_text(shapes: Sequence[RateShape]) -> Section:
     """Return a line with the number of shapes, and one for each that several members share."""
     members = sum(1 + len(shape.shared_by) for shape in shapes)
-    title = f"{_counted(members, 'member')} of {_counted(len(shapes), 'shape')}"
+    title = f"{counted(members, 'member')} of {counted(len(shapes), 'shape')}"
     shared = [
         f"  {shape.member} is measured for {some_of(shape.shared_by, SHARING_NAMED)}"
         for shape in shapes
         if shape.shared_by
     ]
     return Section(notes=[(line, "") for line in (title, *shared)])
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def _doubts(points: Sequence[ProfilePoint]) -> Iterator[str]:

@@ -253,14 +253,8 @@ def shares_svg(shares: Sequence[TimeShares]) -> str:
     def draw(figure: Figure, tips: Tips) -> None:
         axes = figure.add_subplot()
         for row, one in enumerate(shown):
-            left = 0.0
-            for part, (colour, seconds_of) in SHARES.items():
-                seconds = seconds_of(one)
-                width, start = seconds / length, left / length
-                (bar,) = axes.barh(row, width, 0.8, start, color=colour, edgecolor=RULE, linewidth=0.4)
-                share = format_percent(seconds / (one.total_s or 1.0))
-                bar.set_gid(tips.add(f"{one.member} · {part} {format_seconds(seconds)}, {share}"))
-                left += seconds
+            seconds = {part: (colour, of(one)) for part, (colour, of) in SHARES.items()}
+            _draw_bar(axes, row, one.member, seconds, length, tips)
         axes.set_yticks(range(len(shown)), [shortened(one.member) for one in shown], size=8, color=INK)
         axes.set_ylim(len(shown) - 0.4, -0.6)
         axes.set_xlabel(f"time in tasks ({unit})", loc="right")
@@ -268,6 +262,19 @@ def shares_svg(shares: Sequence[TimeShares]) -> str:
         set_margins(figure, 1.9, 0.17, 0.05, 0.45)
 
     return draw_svg("shares", "parts of the time in tasks, by member", height, draw)
+
+
+def _draw_bar(
+    axes: Axes, row: float, name: str, parts: Mapping[str, tuple[str, float]], unit_s: float, tips: Tips
+) -> None:
+    """Draw parts of a time side by side, from colours and seconds by part; the axis is in `unit_s`."""
+    left, total_s = 0.0, math.fsum(seconds for _, seconds in parts.values())
+    for part, (colour, seconds) in parts.items():
+        width = seconds / unit_s
+        (bar,) = axes.barh(row, width, 0.8, left, color=colour, edgecolor=RULE, linewidth=0.4)
+        share = format_percent(seconds / (total_s or 1.0))
+        bar.set_gid(tips.add(f"{name} · {part} {format_seconds(seconds)}, {share}"))
+        left += width
 
 
 def shortened(name: str) -> str:
@@ -533,15 +540,8 @@ def stage_svg(number: int, member: str, epoch: PipelineEpoch) -> str:
 def _draw_bars(axes: Axes, stages: Sequence[StageReport], tips: Tips) -> None:
     rows = [at + 0.5 * stage.virtual_worker for at, stage in enumerate(stages)]
     for row, stage in zip(rows, stages, strict=True):
-        left = 0.0
-        for part, (colour, seconds_of) in PARTS.items():
-            seconds = seconds_of(stage)
-            share = seconds / (stage.total_s or 1.0)
-            (bar,) = axes.barh(row, share, 0.8, left, color=colour, edgecolor=RULE, linewidth=0.4)
-            bar.set_gid(
-                tips.add(f"{stage.worker} · {part} {format_percent(share)}, {format_seconds(seconds)}")
-            )
-            left += share
+        seconds = {part: (colour, of(stage)) for part, (colour, of) in PARTS.items()}
+        _draw_bar(axes, row, stage.worker, seconds, stage.total_s or 1.0, tips)
     axes.set_yticks(rows, [_stage_label(stage) for stage in stages])
     axes.set_ylim(rows[-1] + 0.5, -0.5)
     axes.set_xlim(0, 1)

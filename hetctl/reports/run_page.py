@@ -47,7 +47,7 @@ from hetctl.reports.summary import (
     prediction_error,
     ranked,
 )
-from hetctl.reports.units import NONE, device_word, format_metric, format_percent, format_seconds
+from hetctl.reports.units import NONE, counted, device_word, format_metric, format_percent, format_seconds
 
 MOST_OPEN = 12
 """Largest number of rounds that are listed at first."""
@@ -231,8 +231,8 @@ def _figures(status: RunStatus) -> list[tuple[str, str, str]]:
     error = prediction_error(status.predicted_s, status.measured_s) if status.state == "finished" else None
     judged = "" if error is None else describe_error(error)
     about = "no rate was known" if status.predicted_s is None else judged
-    rounds = _count(len(status.rounds), "round")
-    jobs = _count(len({span.job for span in status.rounds}), "job")
+    rounds = counted(len(status.rounds), "round")
+    jobs = counted(len({span.job for span in status.rounds}), "job")
     done = sum(member.state == "converged" for member in status.members)
     others = describe_states(status, STATES[1:]) or "every member"
     busy = format_percent(busy_fraction(status))
@@ -245,10 +245,6 @@ def _figures(status: RunStatus) -> list[tuple[str, str, str]]:
         ("converged", f"{done} of {len(status.members)}", others),
         best or ("best member", NONE, "not known yet"),
     ]
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}{'s' * (number != 1)}"
 
 
 def render_comparison(statuses: Sequence[RunStatus], compared: RunComparison) -> str:

@@ -23,10 +23,11 @@ from hetctl.model.run_results import (
 )
 from hetctl.model.run_status import MOST_MEMBERS
 from hetctl.model.seed_groups import PairedSeeds
-from hetctl.reports.sections import Note, Section
+from hetctl.reports.sections import Note, Section, more
 from hetctl.reports.status_table import STYLES
 from hetctl.reports.units import NONE, format_bytes, format_metric, format_seconds
 
+MEMBERS = "more members, which `--json` has"
 NAMED, WEIGHED, MOST_DIFFERENCES, MOST_COMPARED, LONGEST = 2, 4, 50, 50, 60
 """Limits: members of a difference, of an ensemble; differences; compared members; characters of a value."""
 
@@ -76,8 +77,7 @@ def _time(seconds: float | None) -> str:
 def logs_table(logs: RunLogs) -> list[Section]:
     """Return tables of the logs of jobs and members."""
     shown = logs.members[:MOST_MEMBERS]
-    rest = len(logs.members) - len(shown)
-    notes: list[Note] = [(f"and {rest:,} more members, which `--json` has", "dim")] if rest else []
+    notes = more(len(logs.members) - MOST_MEMBERS, MEMBERS)
     notes += [(f"show one with: hetctl logs {logs.run} MEMBER, or --driver N", "")]
     return [
         Section(
@@ -106,17 +106,14 @@ def removals_table(removals: Sequence[Removal]) -> Section:
 def comparison_tables(compared: RunComparison) -> list[Section]:
     """Return tables of what differs between runs, and of their results by member."""
     names = tuple(run.run for run in compared.runs)
-    shown = compared.differences[:MOST_DIFFERENCES]
-    rest = len(compared.differences) - len(shown)
     differences = [
         (
             one.key + (f" of {some_of(one.members, NAMED)}" if one.members else ""),
             *map(_value, one.values),
         )
-        for one in shown
+        for one in compared.differences[:MOST_DIFFERENCES]
     ]
     members = list(compared.members.items())
-    more = len(members) - MOST_COMPARED
     columns = (">best", ">at\nepoch", ">epochs", ">time", ">GPU-h")
     headers = ("member", "run", *columns)
     rows = [row for name, results in members[:MOST_COMPARED] for row in _results(name, names, results)]
@@ -127,7 +124,7 @@ def comparison_tables(compared: RunComparison) -> list[Section]:
             headers=("key", *names) if differences else (),
             rows=differences,
             fold=("key", *names),
-            notes=[(f"and {rest:,} more, which `--json` has", "dim")] if rest else [],
+            notes=more(len(compared.differences) - MOST_DIFFERENCES),
         ),
         *([_seeds(compared.seeds)] if compared.seeds else []),
         Section(
@@ -135,7 +132,7 @@ def comparison_tables(compared: RunComparison) -> list[Section]:
             headers=headers,
             rows=rows,
             fold="member",
-            notes=[(f"and {more:,} more members, which `--json` has", "dim")] if more > 0 else [],
+            notes=more(len(members) - MOST_COMPARED, MEMBERS),
         ),
     ]
 

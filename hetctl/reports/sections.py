@@ -138,6 +138,11 @@ class Report:
         return stacked([Group(*head), *figures, *self.sections])
 
 
+def more(count: int, what: str = "more, which `--json` has") -> list[Note]:
+    """Return the note on rows that are left out; none if none are."""
+    return [(f"and {count:,} {what}", "dim")] if count > 0 else []
+
+
 def stacked(parts: Iterable[RenderableType]) -> Group:
     """Return parts with an empty line between two."""
     return Group(*[line for part in parts for line in (Text(), part)][1:])

@@ -22,6 +22,7 @@ from hetctl.reports.style import colours_of
 from hetctl.reports.summary import Spans, one_round
 from hetctl.reports.units import (
     NONE,
+    counted,
     device_word,
     format_bytes,
     format_ms,
@@ -46,7 +47,7 @@ def report_of(result: object) -> Report:
 def _report_of_members(result: SimulationResult) -> Report:
     simulation = result.simulation
     devices = f"{simulation.gpus} {device_word('gpu', simulation.gpus)}, {simulation.gpus_per_node} to a node"
-    members = f"{_counted(len(simulation.members), 'member')} of {result.ensemble}, rates of {result.site}"
+    members = f"{counted(len(simulation.members), 'member')} of {result.ensemble}, rates of {result.site}"
     objective, work, sharing = simulation.objective, simulation.work, simulation.sharing
     colours = colours_of(member.member for member in simulation.members)
     return Report(
@@ -154,7 +155,7 @@ def _members(simulation: Simulation, arrivals: Mapping[str, float]) -> Section:
 def _report_of_hops(hops: HopSimulation) -> Report:
     counts = [(hops.configs, "configuration"), (hops.partitions, "partition")]
     counts += [(hops.workers, "worker"), (hops.epochs, "epoch")]
-    words = [_counted(count, word) for count, word in counts]
+    words = [counted(count, word) for count, word in counts]
     what = f"{hops.scheduler}: {words[0]} on {words[1]} and {words[2]}, {words[3]}"
     times = ", ".join(f"{mode} {format_seconds(time_s)}" for mode, time_s in hops.makespans_s.items())
     colours = colours_of(hops.config_names)
@@ -274,7 +275,7 @@ def _report_of_pipelines(found: PipelineSimulation) -> Report:
     slowest = f"{found.bottleneck_s * 1000:.4g} ms, {found.ratio:.4g} of the lower bound"
     share = f"{found.efficiency:.1%} of what its slowest stage allows"
     about = [
-        f"{found.policy}: {_counted(len(found.virtual_workers), 'virtual worker')}",
+        f"{found.policy}: {counted(len(found.virtual_workers), 'virtual worker')}",
         f"minibatches in flight: {found.in_flight} (missing updates: at most {missing})",
         f"slowest stage: {slowest}",
         f"throughput: {found.throughput:.4g} minibatches/s, {share}",
@@ -301,10 +302,6 @@ def _cells(stage: Stage) -> Row:
         *map(format_bytes, (stage.bytes, stage.memory_bytes)),
         format_percent(stage.gpu_busy_fraction),
     )
-
-
-def _counted(count: int, word: str) -> str:
-    return f"{count:,} {word}{'s' * (count != 1)}"
 
 
 REPORTS: Mapping[type, Callable[[Any], Report]] = {

@@ -15,7 +15,7 @@ from hetctl.model.searches import SearchStatus, TrialStatus
 from hetctl.model.seed_groups import SeedGroup, Spread
 from hetctl.model.training_progress import LiveMetrics, RankShare
 from hetctl.reports.pipeline_tables import pipeline_sections
-from hetctl.reports.sections import Note, Section, stacked
+from hetctl.reports.sections import Note, Section, more, stacked
 from hetctl.reports.summary import (
     describe_batches,
     describe_config,
@@ -158,8 +158,7 @@ def _members(status: RunStatus, width: int | None) -> Section:
     is_wide = width is None or width >= NARROW
     if not is_wide:
         columns = {header: cell for header, cell in columns.items() if header not in WIDE_ONLY}
-    rest = len(status.states) - len(status.members)
-    more = [(f"and {rest:,} more members, which `hetctl status --json` has", "dim")] if rest else []
+    rest = more(len(status.states) - len(status.members), "more members, which `hetctl status --json` has")
     rates = ", profiled and seen" if is_wide else ""
     kept = "; best kept: epoch whose checkpoint stays" if KEPT in columns else ""
     note = f"rate: samples/s on the {held} held last{rates}; best: of all epochs{kept}"
@@ -173,7 +172,7 @@ def _members(status: RunStatus, width: int | None) -> Section:
         fold=("member", CONFIG, REASON),
         gap=0,
         notes=[
-            *more,
+            *rest,
             (note, "dim"),
             *([(GUESS_NOTE, "dim")] if has_guess and is_wide else []),
             *((f"{name}: {changes}", "dim") for name, changes in described if changes),
@@ -329,11 +328,10 @@ def _hops(hops: HopStatus, *, on_page: bool) -> Iterator[Section]:
         )
         for worker in shown
     ]
-    hidden = len(hops.workers) - len(shown)
-    more = [(f"and {hidden:,} more", "")] if hidden else []
+    rest = more(len(hops.workers) - len(shown), "more")
     last = [] if on_page else [(describe_plan(plan), "dim") for plan in hops.plans[-1:]]
     columns = ("worker", ">busy", ">waiting", ">mean hop\nof nodes", *visits)
-    yield Section("Workers of hops", headers=columns, rows=workers, fold="worker", notes=[*more, *last])
+    yield Section("Workers of hops", headers=columns, rows=workers, fold="worker", notes=[*rest, *last])
 
 
 def describe_plan(plan: HopForecast) -> str:
@@ -349,8 +347,6 @@ def describe_plan(plan: HopForecast) -> str:
 def search_table(search: SearchStatus, most: int) -> Section:
     """Return the best trials of a search, at most `most`, with their configs."""
     front_first = sorted(search.trials, key=lambda trial: not trial.on_front)
-    shown = front_first[:most]
-    rest = len(search.trials) - len(shown)
     rows = [
         (
             trial.member,
@@ -363,7 +359,7 @@ def search_table(search: SearchStatus, most: int) -> Section:
             describe_config(trial.config),
             trial.parent or "",
         )
-        for trial in shown
+        for trial in front_first[:most]
     ]
     also = (*(f">last\n{metric}" for metric in search.also), "front") if search.also else ()
     best = "most" if search.mode == "max" else "least"
@@ -371,8 +367,7 @@ def search_table(search: SearchStatus, most: int) -> Section:
     if search.also:
         named = ", ".join((search.metric, *search.also))
         notes += [(f"{FRONT} on the Pareto front of the last values of {named}; these come first", "dim")]
-    if rest:
-        notes += [(f"and {rest:,} more trials, which `hetctl search export` has", "dim")]
+    notes += more(len(search.trials) - most, "more trials, which `hetctl search export` has")
     if search.importance:
         notes += [(f"importance for {search.metric}: {describe_importance(search)}", "")]
     return Section(

@@ -141,11 +141,8 @@ def describe_batches(member: MemberStatus, device: str) -> str:
 
 def describe_config(config: Mapping[str, Any]) -> str:
     """Return a config as ``key=value`` pairs, numbers with four digits."""
-    return " ".join(f"{key}={_short(value)}" for key, value in config.items())
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    texts = {key: f"{v:.4g}" if isinstance(v, float) else str(v) for key, v in config.items()}
+    return " ".join(f"{key}={text}" for key, text in texts.items())
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,11 @@ def device_word(device: str, count: int = 2) -> str:
     return DEVICES[device][count != 1]
 
 
+def counted(count: int, word: str) -> str:
+    """Return a number with a word in the number that fits, ``1 job`` or ``1,200 jobs``."""
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
 def printable(text: str) -> str:
     """Remove characters that move a terminal's cursor or colour it; keep the end of a redrawn line."""
     # A progress bar redraws its line after a carriage return: only what is last drawn is shown.

@@ -35,6 +35,8 @@ class EventWriter:
         Index of the round that all its events belong to; None if there are no rounds.
     on_written : callable
         Function called after each event is on disk, with the length of the file in bytes.
+    queue : EventQueue or None
+        Queue in which events wait while the disk does not answer; None: `patience` does.
 
     Attributes
     ----------
@@ -49,11 +51,12 @@ class EventWriter:
         round_index: int | None = None,
         on_written: Callable[[int], None] = lambda _: None,
         patience: Patience = NO_RETRY,
+        queue: EventQueue | None = None,
     ) -> None:
         self.path = folder / f"{source}.jsonl"
         self.patience = patience
         self._common = {} if round_index is None else {"round": round_index}
-        self._on_written = on_written
+        self._on_written, self._queue = on_written, queue
         self._lock = threading.Lock()
 
     def write(self, kind: str, **data: Any) -> None:
@@ -65,9 +68,10 @@ class EventWriter:
             If the disk is full (nothing is then written), or does not answer for longer than `patience`.
         """
         event = {"kind": kind, "time": time.time(), **self._common, **data}
-        self._hand_over(_Append(self.path, (json.dumps(event, allow_nan=False) + "\n").encode()))
-
-    def _hand_over(self, append: _Append) -> None:
+        append = _Append(self.path, (json.dumps(event, allow_nan=False) + "\n").encode())
+        if self._queue:
+            self._queue.add(append, self._on_written)
+            return
         with self._lock:
             self._on_written(self.patience.call(append))
 
@@ -146,9 +150,9 @@ class EventQueue:
 
     def writer(
         self, source: str, round_index: int, on_written: Callable[[int], None] = lambda _: None
-    ) -> QueuedEventWriter:
+    ) -> EventWriter:
         """Return a writer of events of one file, as in `EventWriter`."""
-        return QueuedEventWriter(self, self._folder, source, round_index, on_written)
+        return EventWriter(self._folder, source, round_index, on_written, queue=self)
 
     def add(self, append: _Append, on_written: Callable[[int], None]) -> None:
         """Add an event; write it now if possible."""
@@ -179,24 +183,6 @@ class EventQueue:
                 raise
             self._waiting.popleft()
             on_written(length)
-
-
-class QueuedEventWriter(EventWriter):
-    """Writer that adds its events to a queue."""
-
-    def __init__(
-        self,
-        events: EventQueue,
-        folder: Path,
-        source: str,
-        round_index: int,
-        on_written: Callable[[int], None],
-    ) -> None:
-        super().__init__(folder, source, round_index, on_written)
-        self._queue = events
-
-    def _hand_over(self, append: _Append) -> None:
-        self._queue.add(append, self._on_written)
 
 
 def _ends_incomplete(descriptor: int) -> bool:

@@ -16,7 +16,7 @@ from hetctl.inputs.csv_table import read_rates, read_workers
 from hetctl.inputs.ensemble_file import read_ensemble, read_partition_table
 from hetctl.inputs.layer_profile import read_layers
 from hetctl.inputs.pipeline_cluster import read_cluster
-from hetctl.inputs.site_file import read_site
+from hetctl.inputs.site_file import find_site
 from hetctl.inputs.visit_times import read_unit_times
 from hetctl.model.errors import BadInputError
 
@@ -69,7 +69,7 @@ PARTITIONS = b"partition,path,nodes\n0,/data/p0,n1;n2\n1,/data/p1,n3\n"
 UNITS = b"config,partition,worker,seconds\na,0,w1,10\na,1,w2,5\n"
 READERS: dict[str, tuple[Callable[[Path], Any], bytes]] = {
     "ensemble": (read_ensemble, ENSEMBLE),
-    "site": (read_site, SITE),
+    "site": (lambda path: find_site(str(path), project=None, home=None), SITE),
     "rates": (read_rates, RATES),
     "graph": (read_layers, GRAPH),
     "layers": (read_layers, LAYERS),

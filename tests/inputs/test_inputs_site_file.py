@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hetctl.inputs.site_file import SiteFile, detect_site, find_site, list_sites, read_site, trace_site
+from hetctl.inputs.site_file import SiteFile, detect_site, find_site, list_sites, trace_site
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import (
     Cluster,
@@ -44,6 +44,10 @@ memory_per_node: 512GB
 queues:
   - {name: main, max_nodes: 4, max_wall: 2:00:00}
 """
+
+
+def read_site(path: Path) -> Site:
+    return find_site(str(path), project=None, home=None)
 
 
 def write(folder: Path, name: str, text: str) -> Path:

@@ -306,7 +306,7 @@ def test_stages_of_pipelines_are_drawn_and_their_bytes_listed(make_run: MakeRun,
     outline = Outline(page)
     assert outline.figures[1] == "shares of time of mlp, by stage"
     assert {"forward", "backward", "waiting for waves", "idle"} <= set(outline.texts["li"])
-    assert "n1:0 · waiting for waves 10 %, 1.0 s" in outline.texts["title"]
+    assert "n1:0 · waiting for waves 1.0 s, 10 %" in outline.texts["title"]
     assert "1.1 · n2:1 · layers 3..6" in outline.texts["text"]
     cells = outline.texts["td"]
     at = cells.index("2 x 2 stages, 3 in flight, D = 1")

@@ -62,13 +62,10 @@ class OptunaSource:
 
     def __post_init__(self) -> None:
         with _refuse_optuna_errors(SAMPLERS, self.sampler):
-            self._try_out()
-
-    def _try_out(self) -> None:
-        """Draw and report some trials: only these use options and import packages."""
-        study = self.new_study()
-        for loss in TRIED_LOSSES:
-            study.tell(self._ask(study)[0], [loss] * self.metrics)
+            study = self.new_study()
+            # Only draws and reports use options and import packages.
+            for loss in TRIED_LOSSES:
+                study.tell(self._ask(study)[0], [loss] * self.metrics)
 
     def _ask(self, study: Any) -> tuple[Any, Config]:
         """Return a new trial with its configuration; keys whose conditions do not hold are not drawn."""
@@ -89,7 +86,7 @@ class OptunaSource:
         if self.sampler == "GridSampler":
             return math.prod(len(values) for values in self.options["search_space"].values())
         if self.sampler == "BruteForceSampler":
-            return math.prod(_count(parameter) for parameter in self.space.values())
+            return math.prod(parameter.count for parameter in self.space.values())
         return None
 
     def new_study(self) -> Any:
@@ -167,13 +164,6 @@ def _suggested(trial: Any, name: str, distribution: Any) -> Any:
     return trial.suggest_float(name, low, high, log=log)
 
 
-def _count(parameter: Parameter) -> int:
-    """Return the number of values of a parameter with listed values or a range of whole numbers."""
-    if isinstance(parameter, Categorical):
-        return len(parameter.values)
-    return parameter.count
-
-
 def optuna_distribution(parameter: Parameter) -> Any:
     """Return a parameter as an Optuna distribution."""
     from optuna import distributions
@@ -215,17 +205,14 @@ class Pruned(Method):
     def __post_init__(self) -> None:
         at_least(1, trials=self.trials, epochs=self.epochs, every=self.every)
         with _refuse_optuna_errors(PRUNERS, self.pruner):
-            self._try_out()
-
-    def _try_out(self) -> None:
-        """Judge some trials: only these use options and import packages."""
-        study = self.new_study()
-        for loss in TRIED_LOSSES:
-            trial = study.ask()
-            for epochs in range(self.every, 3 * self.every + 1, self.every):
-                trial.report(loss, epochs)
-                trial.should_prune()
-            study.tell(trial, loss)
+            study = self.new_study()
+            # Only judged trials use options and import packages.
+            for loss in TRIED_LOSSES:
+                trial = study.ask()
+                for epochs in range(self.every, 3 * self.every + 1, self.every):
+                    trial.report(loss, epochs)
+                    trial.should_prune()
+                study.tell(trial, loss)
 
     def likely_epochs(self) -> tuple[int, ...]:
         """Return the epochs of each trial if half of the trials are pruned in the middle."""

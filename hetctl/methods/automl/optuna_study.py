@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -75,7 +75,10 @@ def update_study(
     database = optuna.storages.RDBStorage(storage)
     try:
         directions = [optuna.study.StudyDirection[f"{mode}imize".upper()] for mode in modes]
-        study = _study_in(database, name, directions)
+        try:
+            study = int(database.get_study_id_from_name(name))
+        except KeyError:
+            study = int(database.create_new_study(directions, name))
         known = database.get_all_trials(study, deepcopy=False)
         spaces = {key: optuna_distribution(parameter) for key, parameter in space.items()}
         for before, trial in zip_longest(known, trials):
@@ -86,14 +89,6 @@ def update_study(
     finally:
         database.remove_session()
         database.engine.dispose()
-
-
-def _study_in(database: Any, name: str, directions: Sequence[Any]) -> int:
-    """Return the number of the study with a name; create it if it is missing."""
-    try:
-        return int(database.get_study_id_from_name(name))
-    except KeyError:
-        return int(database.create_new_study(directions, name))
 
 
 def _as_optuna(trial: StudyTrial, spaces: Mapping[str, Any]) -> Any:
@@ -153,23 +148,16 @@ def key_importance(trials: Sequence[Measured], space: Space) -> dict[str, float]
         return {}
     optuna.logging.disable_default_handler()
     study = optuna.create_study()
-    spaces = _distributions_of(space, [config for config, _ in trials])
+    # PBT may have changed a choice to a value between the listed ones.
+    wide = {
+        key: replace(one, values=tuple(dict.fromkeys([*one.values, *(config[key] for config, _ in trials)])))
+        if isinstance(one, Categorical)
+        else one
+        for key, one in space.items()
+    }
+    spaces = {key: optuna_distribution(one) for key, one in wide.items()}
     for config, loss in trials:
         params = {key: config[key] for key in space}
         study.add_trial(optuna.create_trial(params=params, distributions=spaces, value=loss))
     found = optuna.importance.get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
     return {key: float(share) for key, share in found.items()}
-
-
-def _distributions_of(space: Space, configs: Sequence[Config]) -> dict[str, Any]:
-    """Return a space as Optuna distributions that hold the values of these configs.
-
-    PBT may have changed a choice to a value between the listed ones.
-    """
-    wide = {
-        key: Categorical(tuple(dict.fromkeys([*one.values, *(config[key] for config in configs)])))
-        if isinstance(one, Categorical)
-        else one
-        for key, one in space.items()
-    }
-    return {key: optuna_distribution(one) for key, one in wide.items()}

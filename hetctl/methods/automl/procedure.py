@@ -149,8 +149,20 @@ def at_least(least: int, **settings: int) -> None:
             raise BadInputError(f"{name} is {value}, but must be at least {least}")
 
 
+class FixedSource(ABC):
+    """Source whose configurations do not depend on the history."""
+
+    @abstractmethod
+    def config(self, number: int) -> Config:
+        """Return the configuration with this number, from 0."""
+
+    def follow(self, _history: TrialHistory) -> Callable[[int], Config]:
+        """Return `config`."""
+        return self.config
+
+
 @dataclass(frozen=True)
-class GridSource:
+class GridSource(FixedSource):
     """Grid of a space with listed values; the last parameter changes fastest."""
 
     space: Mapping[str, Categorical]
@@ -168,13 +180,9 @@ class GridSource:
             values_at[name] = choice.values[at]
         return dict(reversed(values_at.items()))
 
-    def follow(self, _history: TrialHistory) -> Callable[[int], Config]:
-        """Return `config`: a grid does not depend on the history."""
-        return self.config
-
 
 @dataclass(frozen=True)
-class RandomSource:
+class RandomSource(FixedSource):
     """Unlimited random draws; each depends on the seed and its number alone.
 
     Parameters
@@ -197,10 +205,6 @@ class RandomSource:
         drawn = {name: parameter.at(draw.random()) for name, parameter in self.space.items()}
         given = self.start[number] if number < len(self.start) else {}
         return active_part(self.space, {**drawn, **given})
-
-    def follow(self, _history: TrialHistory) -> Callable[[int], Config]:
-        """Return `config`: the draws do not depend on the history."""
-        return self.config
 
 
 @dataclass(frozen=True)

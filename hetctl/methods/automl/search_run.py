@@ -8,7 +8,15 @@ from typing import Any
 from hetctl.methods.automl.halving import Asha, Hyperband
 from hetctl.methods.automl.optuna_search import OptunaSource, Pruned
 from hetctl.methods.automl.pbt import Mutation, Pbt
-from hetctl.methods.automl.procedure import GridSource, Method, OneShot, Procedure, RandomSource, TrialSource
+from hetctl.methods.automl.procedure import (
+    FixedSource,
+    GridSource,
+    Method,
+    OneShot,
+    Procedure,
+    RandomSource,
+    TrialSource,
+)
 from hetctl.methods.automl.trials import (
     Categorical,
     Config,
@@ -76,10 +84,9 @@ def likely_configs(search: SearchSpec, method: Method, source: TrialSource) -> l
 
     Plans and profiles use them, to allow for the shapes of future trials.
     """
-    certain = source if isinstance(source, GridSource | RandomSource) else None
     draws = RandomSource(search_space(search), search.seed)
-    of = [certain if certain and number < method.trials else draws for number in range(method.slots)]
-    return [source_of_one.config(number) for number, source_of_one in enumerate(of)]
+    certain = source if isinstance(source, FixedSource) else draws
+    return [(certain if number < method.trials else draws).config(number) for number in range(method.slots)]
 
 
 def _source(search: SearchSpec) -> TrialSource:
@@ -96,15 +103,12 @@ def _pbt(search: SearchSpec, source: TrialSource) -> Method:
     every = search.settings.get("every", 1)
     if search.epochs % every:
         raise BadInputError(f"epochs is {search.epochs}, but must be a multiple of every, {every}")
-    mutations = {key: _mutation(source.space[key], how) for key, how in search.settings["mutate"].items()}
+    mutations = {}
+    for key, how in search.settings["mutate"].items():
+        # Within the range, or from the least to the largest choice.
+        ((kind, steps),), values = how.items(), _range_of(source.space[key])
+        mutations[key] = Mutation(tuple(steps), values.low, values.high, multiply=kind == "multiply")
     return Pbt(search.settings["trials"], search.epochs // every, every, mutations, search.seed)
-
-
-def _mutation(parameter: Parameter, how: Mapping[str, Any]) -> Mutation:
-    """Return a mutation within the range, or from the least to the largest choice."""
-    ((kind, steps),) = how.items()
-    values = _range_of(parameter)
-    return Mutation(tuple(steps), values.low, values.high, multiply=kind == "multiply")
 
 
 def _optuna(search: SearchSpec, source: TrialSource) -> Method:

@@ -38,6 +38,11 @@ class Categorical:
     when: Condition = field(default_factory=dict)
     prior: Value = None
 
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return len(self.values)
+
     def at(self, share: float) -> Value:
         """Return the value at a position in [0, 1)."""
         if self.prior is not None:

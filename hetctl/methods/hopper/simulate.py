@@ -7,8 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import IntEnum
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -19,13 +18,8 @@ from hetctl.model.errors import InfeasibleError
 from hetctl.model.hops import Visit
 from hetctl.model.values import dataclass
 
-
-class HopEvent(IntEnum):
-    """Kinds of events; at equal times, those with the smaller number are processed first."""
-
-    UNIT_ENDS = 0
-    WORKER_FAILS = 1
-    WORKER_JOINS = 2
+UNIT_ENDS, WORKER_FAILS, WORKER_JOINS = range(3)
+"""Kinds of events; at equal times, those with the smaller number are processed first."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +85,8 @@ class HopClock:
         epoch_ends: Callable[[str, int], None],
         outages: Iterable[Outage] = (),
     ) -> None:
-        self._hopper, self._homes = hopper, homes
-        self._seconds, self._epoch_ends = seconds, epoch_ends
-        self._events: list[tuple[float, HopEvent, int, Any]] = []
+        self._hopper, self._seconds, self._epoch_ends = hopper, seconds, epoch_ends
+        self._events: list[tuple[float, int, int, Callable[[], object]]] = []
         self._order = itertools.count()
         self._now_s = 0.0
         self._since: dict[str, float] = {}
@@ -101,9 +94,10 @@ class HopClock:
         for worker, partitions in homes.items():
             hopper.worker_joins(worker, partitions)
         for outage in _merged(outages):
-            self._expect(outage.start_s, HopEvent.WORKER_FAILS, outage.worker)
+            self._expect(outage.start_s, WORKER_FAILS, partial(self._fails, outage.worker))
             if math.isfinite(outage.end_s):
-                self._expect(outage.end_s, HopEvent.WORKER_JOINS, outage.worker)
+                joins = partial(hopper.worker_joins, outage.worker, homes[outage.worker])
+                self._expect(outage.end_s, WORKER_JOINS, joins)
 
     def run(self) -> HopTrace:
         """Process all events of a time, then start what can start, until all is done.
@@ -115,11 +109,10 @@ class HopClock:
         """
         while True:
             while self._events and self._events[0][0] <= self._now_s:
-                _, event, _, what = heapq.heappop(self._events)
-                _HANDLERS[event](self, what)
+                heapq.heappop(self._events)[-1]()
             for visit in self._hopper.dispatch(self._now_s):
                 self._since[visit.worker] = self._now_s
-                self._expect(self._now_s + self._seconds(visit), HopEvent.UNIT_ENDS, visit)
+                self._expect(self._now_s + self._seconds(visit), UNIT_ENDS, partial(self._ends, visit))
             if self._hopper.is_over or not self._events:
                 break
             self._now_s = self._events[0][0]
@@ -133,9 +126,9 @@ class HopClock:
             tuple(sorted(self._records, key=lambda record: record.visit.number)), tuple(self._hopper.log)
         )
 
-    def _expect(self, at_s: float, event: HopEvent, what: Any) -> None:
-        # The counter settles ties, since visits cannot be compared.
-        heapq.heappush(self._events, (at_s, event, next(self._order), what))
+    def _expect(self, at_s: float, kind: int, call: Callable[[], object]) -> None:
+        # The counter settles ties, since calls cannot be compared.
+        heapq.heappush(self._events, (at_s, kind, next(self._order), call))
 
     def _ends(self, visit: Visit) -> None:
         # A worker that failed meanwhile has lost this visit: its end in the queue counts no more.
@@ -149,16 +142,6 @@ class HopClock:
         lost = self._hopper.worker_fails(worker)
         if lost:
             self._records.append(VisitRecord(lost, self._since[worker], self._now_s, lost=True))
-
-    def _joins(self, worker: str) -> None:
-        self._hopper.worker_joins(worker, self._homes[worker])
-
-
-_HANDLERS: dict[HopEvent, Callable[[HopClock, Any], None]] = {
-    HopEvent.UNIT_ENDS: HopClock._ends,
-    HopEvent.WORKER_FAILS: HopClock._fails,
-    HopEvent.WORKER_JOINS: HopClock._joins,
-}
 
 
 def _merged(outages: Iterable[Outage]) -> list[Outage]:
