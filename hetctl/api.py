@@ -200,7 +200,7 @@ class Run:
             change(Project.here(), (self.name, *members), context.params)
 
     def _request(self, want: Request, members: Sequence[str]) -> None:
-        from hetctl.app.run.requests import request
+        from hetctl.app.run.edit_run import request
 
         request(Project.here(), (self.name, *members), want)
 
@@ -353,22 +353,19 @@ def _defined(keys: Mapping[str, Any]) -> Definition:
             "put their modules into one folder, from which ranks import them",
         )
     path = min(files, default=Path.cwd() / "python")
-    plain = json.loads(json.dumps(values))
-    return ensemble_of(YamlSource(path, plain, {(): SourceLine(path, 1)}))
+    return ensemble_of(YamlSource(path, json.loads(json.dumps(values)), {(): SourceLine(path, 1)}))
 
 
 def _entry(given: Any, own: Mapping[str, Any], named: Callable[[Any], Any]) -> Any:
     """Return a member's entry of an ensemble file."""
     if not callable(given):
         return given
-    entry = getattr(given, ENTRY, {"name": given.__name__})
-    return {**entry, "functions": {**own, "model_fn": named(given)}}
+    return {**getattr(given, ENTRY, {"name": given.__name__}), "functions": {**own, "model_fn": named(given)}}
 
 
 def _reference(function: Callable[..., Any], files: set[Path]) -> str:
     """Return a function as ``module:name``, and add the file of its module to `files`."""
-    module = sys.modules[function.__module__]
-    file = getattr(module, "__file__", None)
+    file = getattr(sys.modules[function.__module__], "__file__", None)
     if file is None:
         raise BadInputError(
             f"function {function.__name__} is in no file, so that ranks cannot import it",

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from wave_program import WaveProgram, limited
 
-from hetctl.app.run.wave_checks import read_waves
+from hetctl.app.pipeline import read_waves
 from hetctl.methods.pipeline.wsp import Bounds, violations
 from hetctl.model.pipelines import PipelineLayout
 from hetctl.model.serialization import decode

@@ -36,7 +36,6 @@ ROOMS = {
         "runtime/data/state_file.py",
         "app/hopper.py",
         "app/plan/hop_phases.py",
-        "app/run/hop_trace.py",
         "cli/cmd_hopper.py",
     ),
     "pipeline": (
@@ -45,7 +44,6 @@ ROOMS = {
         "runtime/stages",
         "app/pipeline.py",
         "app/plan/pipeline_phases.py",
-        "app/run/wave_checks.py",
         "cli/cmd_pipeline.py",
     ),
 }

@@ -41,8 +41,7 @@ class StopVote:
     def _cast(self) -> None:
         self._group = self._group or dist.new_group(backend="gloo")
         votes = torch.tensor(int(script.should_stop()), device="cpu")
-        work = dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
-        self._pending = work, votes
+        self._pending = dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group, async_op=True), votes
 
 
 def wait_for_ranks() -> None:

@@ -9,17 +9,20 @@ from pathlib import Path
 
 import numpy as np
 
+from hetctl.app.project import Project
+from hetctl.app.run.select_run import known_run
 from hetctl.inputs.visit_times import UnitTimeTable, read_unit_times, read_visit_log
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
 from hetctl.methods.hopper.schedule import UnitTimes, lower_bound, trace_line, visits_of
 from hetctl.methods.hopper.simulate import Outage, VisitRecord, simulate_hops
 from hetctl.methods.hopper.worker_groups import estimated_costs, modes
 from hetctl.model.errors import BadInputError
+from hetctl.model.hops import DONE, Visit, VisitEnd
 from hetctl.model.plan import HOPPER
 from hetctl.model.run_status import TaskSpan
 from hetctl.model.simulation import HopSimulation, Simulated
-from hetctl.model.values import dataclass
 from hetctl.scheduling.planners.base import nearest
+from hetctl.storage.visit_fold import FoldLog, VisitFold
 
 AUTO, RANDOMIZED, REPLAY = "auto", "randomized", "replay"
 OutageRequest = tuple[str, float, float]
@@ -32,9 +35,19 @@ OF_CHART = ("tasks", "config_names", "worker_names")
 """Fields of the result that the JSON lacks: the trace has them."""
 
 
-@dataclass(frozen=True)
-class HopperRequest:
-    """Input of a simulation of hops.
+def simulated_hops(
+    unit_times: Path,
+    scheduler: str = "best",
+    solver_time_limit_s: float = 0.8,
+    seed: int = 0,
+    parallelism: str = HOPPER,
+    efficiency: float = 1.0,
+    epochs: int = 1,
+    outages: Sequence[OutageRequest] = (),
+) -> Simulated:
+    """Simulate the hopper along a plan; with `randomized` each hop is drawn when it is due (CEREBRO).
+
+    The remaining hops are planned again when workers fail, return or join late.
 
     Parameters
     ----------
@@ -47,68 +60,55 @@ class HopperRequest:
         appendix 12 admits.
     efficiency : float
         Share of the ideal rate that workers reach when they train together.
+
+    Raises
+    ------
+    BadInputError
+        If the scheduler or an absent worker is unknown, the file is wrong, or its partitions have copies
+        that the scheduler or mode does not support.
+    InfeasibleError
+        If a partition is lost for good before all configurations have visited it.
     """
-
-    unit_times: Path
-    scheduler: str = "best"
-    solver_time_limit_s: float = 0.8
-    seed: int = 0
-    parallelism: str = HOPPER
-    efficiency: float = 1.0
-    epochs: int = 1
-    outages: Sequence[OutageRequest] = ()
-
-    def simulated(self) -> Simulated:
-        """Simulate the hopper along a plan; with `randomized` each hop is drawn when it is due (CEREBRO).
-
-        The remaining hops are planned again when workers fail, return or join late.
-
-        Raises
-        ------
-        BadInputError
-            If the scheduler or an absent worker is unknown, the file is wrong, or its partitions have copies
-            that the scheduler or mode does not support.
-        InfeasibleError
-            If a partition is lost for good before all configurations have visited it.
-        """
-        if self.scheduler not in SCHEDULERS:
-            raise BadInputError(
-                f"unknown scheduler {self.scheduler!r}", hint=nearest(self.scheduler, SCHEDULERS)
-            )
-        search = SearchOptions(seed=self.seed, seconds=self.solver_time_limit_s)
-        given = _units(self.unit_times, read_unit_times(self.unit_times))
-        rule = modes(len(given.configs), len(given.workers))
-        started = time.perf_counter()
-        costs = estimated_costs(
-            given,
-            rule if self.parallelism == AUTO else (self.parallelism,),
-            efficiency=lambda size: self.efficiency if size > 1 else 1.0,
-            schedule=lambda times: SCHEDULERS[self.scheduler](times, search),
-        )
-        plan_seconds = time.perf_counter() - started
-        cheapest, drawn = costs[0], self.scheduler == RANDOMIZED
-        units = cheapest.units
-        # A group cannot continue without any of its workers.
-        groups = {given.workers[k]: units.workers[g] for g, part in enumerate(cheapest.groups) for k in part}
-        trace = simulate_hops(
-            units,
-            plan=() if drawn else visits_of(cheapest.schedule, units, self.epochs),
-            seed=self.seed,
-            epochs=self.epochs,
-            outages=_outages(self.outages, groups),
-            reschedule=None if drawn else search,
-        )
-        makespans_s = {one.mode: one.schedule.makespan_s for one in costs}
-        return _simulated(
-            *(units, trace.records, self.scheduler, cheapest.mode, self.epochs, self.seed),
-            plan_seconds=plan_seconds,
-            makespans_s=makespans_s,
-        )
+    if scheduler not in SCHEDULERS:
+        raise BadInputError(f"unknown scheduler {scheduler!r}", hint=nearest(scheduler, SCHEDULERS))
+    search = SearchOptions(seed=seed, seconds=solver_time_limit_s)
+    given = _units(unit_times, read_unit_times(unit_times))
+    rule = modes(len(given.configs), len(given.workers))
+    started = time.perf_counter()
+    costs = estimated_costs(
+        given,
+        rule if parallelism == AUTO else (parallelism,),
+        efficiency=lambda size: efficiency if size > 1 else 1.0,
+        schedule=lambda times: SCHEDULERS[scheduler](times, search),
+    )
+    plan_seconds = time.perf_counter() - started
+    cheapest, drawn = costs[0], scheduler == RANDOMIZED
+    units = cheapest.units
+    # A group cannot continue without any of its workers.
+    groups = {given.workers[k]: units.workers[g] for g, part in enumerate(cheapest.groups) for k in part}
+    trace = simulate_hops(
+        units,
+        plan=() if drawn else visits_of(cheapest.schedule, units, epochs),
+        seed=seed,
+        epochs=epochs,
+        outages=_outages(outages, groups),
+        reschedule=None if drawn else search,
+    )
+    return _simulated(
+        *(units, trace.records, scheduler, cheapest.mode, epochs, seed),
+        plan_seconds=plan_seconds,
+        makespans_s={one.mode: one.schedule.makespan_s for one in costs},
+    )
 
 
-@dataclass(frozen=True)
-class HopReplayRequest:
-    """Input of a repetition of completed visits, which take the unit times of a file.
+def repeated_hops(
+    unit_times: Path,
+    replay: Path,
+    seed: int = 0,
+    epochs: int | None = None,
+    outages: Sequence[OutageRequest] = (),
+) -> Simulated:
+    """Simulate the hopper along the completed visits of a log, which take the unit times of a file.
 
     Parameters
     ----------
@@ -118,31 +118,20 @@ class HopReplayRequest:
         Seed of the visits that are drawn: those missing in the log, or at an absent worker.
     epochs : int or None
         Number of epochs of each configuration; None: as many as in the log.
+
+    Raises
+    ------
+    BadInputError
+        If a file is wrong, or an absent worker is unknown.
+    InfeasibleError
+        If a partition is lost for good before all configurations have visited it.
     """
-
-    unit_times: Path
-    replay: Path
-    seed: int = 0
-    epochs: int | None = None
-    outages: Sequence[OutageRequest] = ()
-
-    def simulated(self) -> Simulated:
-        """Simulate the hopper along the completed visits of the log.
-
-        Raises
-        ------
-        BadInputError
-            If a file is wrong, or an absent worker is unknown.
-        InfeasibleError
-            If a partition is lost for good before all configurations have visited it.
-        """
-        table = read_unit_times(self.unit_times)
-        units = _units(self.unit_times, table)
-        plan = read_visit_log(self.replay, table)
-        epochs = self.epochs or 1 + max(visit.epoch for visit in plan)
-        away = _outages(self.outages, {worker: worker for worker in units.workers})
-        trace = simulate_hops(units, plan=plan, seed=self.seed, epochs=epochs, outages=away)
-        return _simulated(units, trace.records, REPLAY, HOPPER, epochs, self.seed)
+    table = read_unit_times(unit_times)
+    units, plan = _units(unit_times, table), read_visit_log(replay, table)
+    epochs = epochs or 1 + max(visit.epoch for visit in plan)
+    away = _outages(outages, {worker: worker for worker in units.workers})
+    trace = simulate_hops(units, plan=plan, seed=seed, epochs=epochs, outages=away)
+    return _simulated(units, trace.records, REPLAY, HOPPER, epochs, seed)
 
 
 def _simulated(
@@ -174,7 +163,14 @@ def _simulated(
         lost_s=_seconds(record for record in records if record.lost),
         plan_seconds=plan_seconds,
         makespans_s=makespans_s or {},
-        tasks=[_task(record) for record in records],
+        tasks=[
+            TaskSpan(
+                *(one.visit.config, one.visit.epoch, one.visit.worker, (0,), one.start_s),
+                end_s=one.end_s,
+                exit_code=FAILED_EXIT_CODE if one.lost else 0,
+            )
+            for one in records
+        ],
         config_names=units.configs,
         worker_names=units.workers,
     )
@@ -185,18 +181,6 @@ def _simulated(
 
 def _seconds(records: Iterable[VisitRecord]) -> float:
     return math.fsum(record.end_s - record.start_s for record in records)
-
-
-def _task(record: VisitRecord) -> TaskSpan:
-    return TaskSpan(
-        member=record.visit.config,
-        round=record.visit.epoch,
-        node=record.visit.worker,
-        gpus=(0,),
-        start_s=record.start_s,
-        end_s=record.end_s,
-        exit_code=FAILED_EXIT_CODE if record.lost else 0,
-    )
 
 
 def _outages(outages: Iterable[OutageRequest], groups: Mapping[str, str]) -> list[Outage]:
@@ -217,3 +201,41 @@ def _units(path: Path, table: UnitTimeTable) -> UnitTimes:
     for place, value in table.seconds.items():
         seconds[place] = value
     return UnitTimes(table.configs, table.partitions, table.workers, seconds)
+
+
+APART_S = 1e-6
+"""Least time between two starts in a trace, whose lines are repeated in the order of their starts."""
+
+
+def trace_of_run(project: Project, run: str | None) -> tuple[str, list[str]]:
+    """Return the name of a run, by default the newest, and a line for each of its visits so far.
+
+    Raises
+    ------
+    BadInputError
+        If no visit has ended.
+    """
+    spec = known_run(project, run)[0].spec
+    names = [member.name for member in spec.ensemble.members]
+    visits = FoldLog(VisitFold(), project.home.run(spec.run), names).refresh().visits
+    if not visits:
+        raise BadInputError(
+            f"no visit of run {spec.run} has ended: members hop with --mode hopper, or auto",
+            "name another run, or wait for its first visits (`hetctl status`)",
+        )
+    return spec.run, lines_of(visits)
+
+
+def lines_of(visits: Sequence[VisitEnd]) -> list[str]:
+    """Return the lines of visits that are in the order of their starts.
+
+    Clocks of nodes differ. So a visit that seems to begin before an earlier one begins just after it.
+    """
+    origin = min(visit.began_at for visit in visits)
+    lines, last_s = [], -APART_S
+    for visit in visits:
+        start_s = last_s = max(visit.began_at - origin, last_s + APART_S)
+        end_s = max(visit.ended_at - origin, start_s)
+        traced = Visit(visit.number, visit.member, visit.hopper_epoch, f"p{visit.partition}", visit.worker)
+        lines.append(trace_line(traced, start_s, end_s, lost=visit.state != DONE))
+    return lines

@@ -83,17 +83,12 @@ def partition_data(
     answer = _ask(PartitionRequest(ensemble, number, seed, str(where)))
     if answer.manifest is None:
         raise BadInputError(answer.error, answer.hint)
-    made = answer.manifest
+    made, path = answer.manifest, str(where / PARTITION_FILE)
     return PartitionedFolder(
         *(ensemble.name, str(where), seed, made.samples, made.validation_samples, made.partitions),
-        *(answer.written, _partitions(number, str(where / PARTITION_FILE), replicas)),
+        answer.written,
+        Partitions(number, path) if replicas is None else Partitions(number, NODE_PATH, path, replicas),
     )
-
-
-def _partitions(count: int, path: str, replicas: int | None) -> Partitions:
-    if replicas is None:
-        return Partitions(count, path)
-    return Partitions(count, NODE_PATH, path, replicas)
 
 
 def _ask(request: PartitionRequest) -> PartitionAnswer:
@@ -101,9 +96,8 @@ def _ask(request: PartitionRequest) -> PartitionAnswer:
     with tempfile.TemporaryDirectory(prefix="hetctl-") as folder:
         asked, answer = Path(folder, "request.json"), Path(folder, "answer.json")
         write_json(asked, encode(request))
-        command = (sys.executable, "-m", "hetctl.runtime.data.write_partitions", str(asked), str(answer))
         done = subprocess.run(
-            command,
+            (sys.executable, "-m", "hetctl.runtime.data.write_partitions", str(asked), str(answer)),
             stdin=subprocess.DEVNULL,
             stdout=STDERR,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from hetctl.app.project import Project
+from hetctl.app.run.select_run import known_run
 from hetctl.inputs.input_errors import refusal
 from hetctl.inputs.layer_profile import LayerRow, read_layers
 from hetctl.inputs.pipeline_cluster import ClusterFile, read_cluster
-from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, plan
+from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, plan
 from hetctl.methods.pipeline.stage_costs import (
     UNNAMED,
     Layer,
@@ -23,12 +27,16 @@ from hetctl.methods.pipeline.stage_costs import (
 )
 from hetctl.methods.pipeline.stages import node_bytes
 from hetctl.methods.pipeline.transfers import Waves, server_gpus
+from hetctl.methods.pipeline.wsp import Bounds, staleness, violations
 from hetctl.model.errors import BadInputError, InfeasibleError
-from hetctl.model.pipelines import PipelineSimulation, SimulatedWorker
+from hetctl.model.events import DRIVER
+from hetctl.model.pipelines import PipelineLayout, PipelineSimulation, SimulatedWorker, WaveCheck, WaveRecord
 from hetctl.model.plan import LOCAL
+from hetctl.model.serialization import parse
 from hetctl.model.simulation import Simulated
 from hetctl.model.site import NodeLinks
-from hetctl.model.values import dataclass
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.progress_fold import events_in
 
 LARGER = "use GPUs with more memory, or a smaller minibatch"
 
@@ -161,9 +169,17 @@ def _refuse_too_large(profile: LayerProfile, rows: Sequence[LayerRow], file: Clu
         )
 
 
-@dataclass(frozen=True)
-class PipelineRequest:
-    """Input of a simulation of pipelines.
+def simulated_pipelines(
+    layer_table: Path,
+    cluster: Path,
+    policy: str = BEST,
+    in_flight: int | None = None,
+    clock_distance: int = 0,
+    ps_placement: str = LOCAL,
+    solver_time_limit_s: float = 2.0,
+    minibatches: int | None = None,
+) -> Simulated:
+    """Plan the virtual workers and their stages, and simulate the plan under a virtual clock.
 
     Parameters
     ----------
@@ -173,102 +189,149 @@ class PipelineRequest:
         Largest number of waves that a virtual worker may be ahead of the slowest.
     ps_placement : str
         Placement of layers on parameter servers, as in `hetctl.methods.pipeline.transfers`.
+    solver_time_limit_s : float
+        Largest search time in seconds.
     minibatches : int or None
         Least number of minibatches per virtual worker; None: enough for a steady state.
+
+    Raises
+    ------
+    BadInputError
+        If a file is wrong, or lacks a GPU type.
+    InfeasibleError
+        If the network does not fit the GPUs' memory.
     """
-
-    layer_table: Path
-    cluster: Path
-    policy: str = BEST
-    in_flight: int | None = None
-    clock_distance: int = 0
-    ps_placement: str = LOCAL
-    solver_time_limit_s: float = 2.0
-    minibatches: int | None = None
-
-    @property
-    def waves(self) -> Waves:
-        """Synchronisation of virtual workers."""
-        return Waves(self.clock_distance, self.ps_placement)
-
-    def simulated(self) -> Simulated:
-        """Plan the virtual workers and their stages, and simulate the plan under a virtual clock.
-
-        Raises
-        ------
-        BadInputError
-            If a file is wrong, or lacks a GPU type.
-        InfeasibleError
-            If the network does not fit the GPUs' memory.
-        """
-        layers, cluster, planned = _planned(self)
-        run = planned.simulated(_waves(planned, self))
-        bounds = run.bounds
-        result = PipelineSimulation(
-            policy=planned.policy,
-            ps_placement=self.ps_placement,
-            in_flight=bounds.in_flight,
-            clock_distance=bounds.distance,
-            local_staleness=bounds.local_staleness,
-            global_staleness=bounds.global_staleness,
-            bottleneck_s=planned.bottleneck_s,
-            lower_bound_s=planned.lower_bound_s,
-            ratio=planned.bottleneck_s / planned.lower_bound_s,
-            throughput=run.throughput,
-            planned_throughput=planned.throughput,
-            efficiency=run.throughput * planned.bottleneck_s / len(planned.virtual_workers),
-            synchronisation_s=planned.synchronisation_s,
-            waiting_fraction=run.waiting_fraction,
-            idle_fraction=run.idle_fraction,
-            minibatches=sum(map(len, run.completed_s)),
-            end_s=run.end_s,
-            node_bytes=_node_bytes(planned, layers, len(cluster.nodes), self.waves),
-            virtual_workers=tuple(
-                SimulatedWorker(
-                    in_flight=worker.in_flight,
-                    bottleneck_s=worker.bottleneck_s,
-                    stages=tuple(
-                        replace(stage, gpu_busy_fraction=share)
-                        for stage, share in zip(worker.stages, run.busy_fractions(number), strict=True)
-                    ),
-                    rate=run.rates[number],
-                )
-                for number, worker in enumerate(planned.virtual_workers)
-            ),
-        )
-        return Simulated(result, result)
-
-
-def _node_bytes(planned: PipelinePlan, layers: LayerProfile, nodes: int, waves: Waves) -> tuple[int, ...]:
-    """Return the most bytes that a plan takes of the memory of each node."""
-    workers = planned.virtual_workers
-    servers = server_gpus(workers, layers.parameter_bytes.tolist(), nodes, waves.ps_placement)
-    found = node_bytes(layers, workers, servers, waves.distance)
-    return tuple(found.get(node, 0) for node in range(nodes))
-
-
-def _waves(planned: PipelinePlan, request: PipelineRequest) -> int:
-    if request.minibatches is None:
-        return planned.steady_waves
-    return max(2, -(-request.minibatches // planned.in_flight))
-
-
-def _planned(request: PipelineRequest) -> tuple[LayerProfile, PipelineCluster, PipelinePlan]:
-    file = read_cluster(request.cluster)
-    layers, cluster = profile_of(read_layers(request.layer_table), file), cluster_of(file)
-    options = PipelineOptions(request.in_flight, request.solver_time_limit_s, request.waves)
+    file = read_cluster(cluster)
+    layers, nodes = profile_of(read_layers(layer_table), file), cluster_of(file)
+    waves = Waves(clock_distance, ps_placement)
     try:
-        return layers, cluster, plan(layers, cluster, request.policy, options)
+        planned = plan(layers, nodes, policy, PipelineOptions(in_flight, solver_time_limit_s, waves))
     except InfeasibleError as error:
-        message = f"{file.nodes_place}: nodes: {error.message}; the layers are those of {request.layer_table}"
-        raise InfeasibleError(message, _easier(request, error.hint)) from None
+        remedies = ["lower --in-flight"] if in_flight is not None and in_flight > 1 else []
+        remedies += [f"take --policy {BEST}"] if policy != BEST else []
+        raise InfeasibleError(
+            f"{file.nodes_place}: nodes: {error.message}; the layers are those of {layer_table}",
+            ", ".join([*remedies, error.hint]),
+        ) from None
+    workers = planned.virtual_workers
+    run = planned.simulated(
+        planned.steady_waves if minibatches is None else max(2, -(-minibatches // planned.in_flight))
+    )
+    servers = server_gpus(workers, layers.parameter_bytes.tolist(), len(nodes.nodes), ps_placement)
+    taken = node_bytes(layers, workers, servers, clock_distance)
+    result = PipelineSimulation(
+        policy=planned.policy,
+        ps_placement=ps_placement,
+        in_flight=run.bounds.in_flight,
+        clock_distance=run.bounds.distance,
+        local_staleness=run.bounds.local_staleness,
+        global_staleness=run.bounds.global_staleness,
+        bottleneck_s=planned.bottleneck_s,
+        lower_bound_s=planned.lower_bound_s,
+        ratio=planned.bottleneck_s / planned.lower_bound_s,
+        throughput=run.throughput,
+        planned_throughput=planned.throughput,
+        efficiency=run.throughput * planned.bottleneck_s / len(workers),
+        synchronisation_s=planned.synchronisation_s,
+        waiting_fraction=run.waiting_fraction,
+        idle_fraction=run.idle_fraction,
+        minibatches=sum(map(len, run.completed_s)),
+        end_s=run.end_s,
+        node_bytes=tuple(taken.get(node, 0) for node in range(len(nodes.nodes))),
+        virtual_workers=tuple(
+            SimulatedWorker(
+                in_flight=worker.in_flight,
+                bottleneck_s=worker.bottleneck_s,
+                stages=tuple(
+                    replace(stage, gpu_busy_fraction=share)
+                    for stage, share in zip(worker.stages, run.busy_fractions(number), strict=True)
+                ),
+                rate=run.rates[number],
+            )
+            for number, worker in enumerate(workers)
+        ),
+    )
+    return Simulated(result, result)
 
 
-def _easier(request: PipelineRequest, hint: str) -> str:
-    """Return further changes that may make a plan possible."""
-    remedies = []
-    if request.in_flight is not None and request.in_flight > 1:
-        remedies.append("lower --in-flight")
-    if request.policy != BEST:
-        remedies.append(f"take --policy {BEST}")
-    return ", ".join([*remedies, hint])
+Layouts = Mapping[int, PipelineLayout]
+"""Layouts of a member by round."""
+
+
+def check_run(project: Project, run: str | None) -> tuple[str, tuple[WaveCheck, ...]]:
+    """Return the name of a run, by default the newest, and what the logs of its pipelines say.
+
+    Raises
+    ------
+    BadInputError
+        If it has no logs of pipelines.
+    """
+    spec = known_run(project, run)[0].spec
+    checks = wave_checks(project.home.run(spec.run))
+    if not checks:
+        raise BadInputError(
+            f"no pipeline of run {spec.run} has trained a wave: members are pipelines with --mode pipeline,"
+            " or auto",
+            "name another run, or wait for its first waves (`hetctl status`)",
+        )
+    return spec.run, checks
+
+
+def wave_checks(folder: RunFolder) -> tuple[WaveCheck, ...]:
+    """Return a check of each member that trained as a pipeline, for each pair of N_m and D of its layouts."""
+    return tuple(
+        check
+        for member, layouts in _layouts_in(folder).items()
+        for check in _checks(member, layouts, read_waves(folder, member))
+    )
+
+
+def _layouts_in(folder: RunFolder) -> Mapping[str, Layouts]:
+    layouts: defaultdict[str, dict[int, PipelineLayout]] = defaultdict(dict)
+    for event in events_in(folder):
+        if event.source == DRIVER and event.kind == "task_started" and event.record.pipeline:
+            layouts[event.record.member][event.round] = event.record.pipeline
+    return layouts
+
+
+def _checks(member: str, layouts: Layouts, records: Iterable[WaveRecord]) -> Iterator[WaveCheck]:
+    alike: defaultdict[tuple[int, int, bool], list[WaveRecord]] = defaultdict(list)
+    for record in records:
+        # Without its task the bounds of a record are not known.
+        if layout := layouts.get(record.round):
+            alike[layout.in_flight, layout.distance, len(layout.workers) > 1].append(record)
+    for (in_flight, distance, shares), own in sorted(alike.items()):
+        yield _check(member, Bounds(in_flight, distance), own, shares=shares)
+
+
+def _check(member: str, bounds: Bounds, records: Sequence[WaveRecord], *, shares: bool) -> WaveCheck:
+    local, overall = staleness(records, bounds)
+    return WaveCheck(
+        member=member,
+        in_flight=bounds.in_flight,
+        distance=bounds.distance,
+        minibatches=sum(len(record.completed) for record in records),
+        local=local,
+        local_bound=bounds.local_staleness,
+        overall=overall if shares else None,
+        overall_bound=bounds.global_staleness,
+        violations=tuple(violations(records, bounds)),
+    )
+
+
+def read_waves(folder: RunFolder, member: str) -> Iterator[WaveRecord]:
+    """Yield the records of all ranks of a member; incomplete or corrupt lines are skipped."""
+    for log in sorted(folder.waves.glob("*.jsonl")):
+        name, _, rank = log.stem.rpartition("-")
+        if name == member and rank.isdigit():
+            yield from _records_of(log)
+
+
+def _records_of(log: Path) -> Iterator[WaveRecord]:
+    with log.open("rb") as lines:
+        for line in lines:
+            # A rank that was killed may leave half a line.
+            with suppress(ValueError, RecursionError):
+                record = parse(WaveRecord, line)
+                if len(record.completed) == len(record.pulled):
+                    yield record

@@ -24,7 +24,6 @@ from hetctl.catalog.database import (
     open_database,
     open_to_read,
 )
-from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, DamagedFileError
 from hetctl.model.job import ENDED, QUEUED, STOPPED, Job, JobState, run_after
@@ -104,7 +103,9 @@ def rebuild_catalog(project: Project) -> RebuiltCatalog:
         # Constructed, not opened: opening would make a backup of what is no catalog yet.
         with Catalog(new, open_database(new), is_protected=True) as catalog:
             _restore_runs(catalog, home)
-            profiles = _restore_profiles(catalog, home)
+            profiles = [folder for folder, _ in _profiles(home)]
+            for folder in profiles:
+                ingest(catalog, folder)
             _restore_inputs(catalog, home, beginning.stat().st_mtime if beginning else 0.0)
             runs = tuple(catalog.run_names())
         replaced = _swap(home, new)
@@ -113,12 +114,12 @@ def rebuild_catalog(project: Project) -> RebuiltCatalog:
         beginning=str(beginning or ""),
         replaced=replaced,
         runs=runs,
-        profiles=profiles,
+        profiles=len(profiles),
     )
 
 
 def _restore_runs(catalog: Catalog, home: Home) -> None:
-    found = [(folder, spec) for folder in home.every_run() if (spec := _spec_of(folder))]
+    found = [(folder, spec) for folder in home.every_run() if (spec := _if_whole(read_spec, folder))]
     records = {folder.name: read_record(folder) for folder, _ in found}
     known = [record for record in records.values() if record]
     if known:
@@ -130,10 +131,6 @@ def _restore_runs(catalog: Catalog, home: Home) -> None:
         catalog.restore_run(spec, record)
 
 
-def _spec_of(folder: RunFolder) -> RunSpec | None:
-    return _if_whole(read_spec, folder)
-
-
 def _if_whole(read: Callable[[F], T], folder: F) -> T | None:
     """Read a file of a folder; None if it is damaged: the folder is left out."""
     try:
@@ -141,13 +138,6 @@ def _if_whole(read: Callable[[F], T], folder: F) -> T | None:
     except DamagedFileError as error:
         LOGGER.warning("%s; it is left out", error.message)
         return None
-
-
-def _restore_profiles(catalog: Catalog, home: Home) -> int:
-    folders = [folder for folder, _ in _profiles(home)]
-    for folder in folders:
-        ingest(catalog, folder)
-    return len(folders)
 
 
 def _profiles(home: Home) -> list[tuple[Path, float]]:
@@ -168,7 +158,7 @@ def _restore_inputs(catalog: Catalog, home: Home, since: float) -> None:
 
 def _inputs(home: Home) -> Iterator[tuple[float, Ensemble, Site]]:
     for folder in home.every_run():
-        if spec := _spec_of(folder):
+        if spec := _if_whole(read_spec, folder):
             yield folder.spec.stat().st_mtime, spec.ensemble, spec.site
     for path, at in _profiles(home):
         for _, measurements in measurements_in([path]):
@@ -217,14 +207,12 @@ def _jobs_of(home: Home, folder: RunFolder, spec: RunSpec) -> Iterator[Job]:
     while (files := folder.job(number)).script.exists():
         name = _name_of(home, spec.run, number, files.script.read_text(encoding="utf-8"))
         claimed = read_claim(files)
-        # Earlier versions wrote the number of a process into the claim of a local job, known by its name.
-        is_local = not BATCH_SYSTEMS[spec.site.batch_system].commands
         is_last = not files.of_next.script.exists()
         unclaimed = JobState.SUBMITTING if is_last else JobState.VANISHED
         yield Job(
             number=number,
             name=name,
-            batch_id=name if claimed and is_local else claimed,
+            batch_id=claimed,
             state=JobState.UNKNOWN if claimed else unclaimed,
             nodes=-(-spec.gpus // spec.site.gpus_per_node),
             wall_s=spec.wall_s,

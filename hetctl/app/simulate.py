@@ -113,7 +113,8 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     options = options_from(request.options)
     with project.reading() as catalog:
         site, known = _measured(catalog, request.ensemble, request.site)
-        per_node = request.gpus_per_node or _gpus_per_node(catalog, site)
+        measured_at = catalog.site(site)
+    per_node = request.gpus_per_node or (measured_at.gpus_per_node if measured_at else GPUS_PER_NODE)
     profiles = {profile.member: profile for profile in known}
     _refuse_unknown_types(request, profiles.values())
     scenario = _scenario(request, per_node, options.seed)
@@ -224,11 +225,6 @@ def _refuse_unknown_types(request: SimulateRequest, profiles: Iterable[MemberPro
                 f"{profile.member} was not measured on GPUs of type {gpu_type!r}, only on {', '.join(known)}",
                 f"import its rates there, or use --gpus {example}",
             )
-
-
-def _gpus_per_node(catalog: Catalog, site: str) -> int:
-    measured_at = catalog.site(site)
-    return measured_at.gpus_per_node if measured_at else GPUS_PER_NODE
 
 
 def _as_restarting(members: Sequence[Workload], restart_s: float | None) -> list[Workload]:

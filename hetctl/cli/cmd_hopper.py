@@ -38,11 +38,11 @@ def trace(run: str | None, output: Path) -> None:
     \b
     Example: hetctl hopper trace digits-001 -o hops.jsonl
     """
-    from hetctl.app.run.hop_trace import trace_of_run
+    from hetctl.app.hopper import trace_of_run
 
-    found = trace_of_run(this_project(), run)
-    write_text(output, found.text)
+    name, lines = trace_of_run(this_project(), run)
+    write_text(output, "".join(lines))
     show(
-        {"run": found.run, "path": str(output.resolve()), "visits": found.visits},
-        lambda: f"wrote {output}: {found.visits:,} visits of run {found.run}",
+        {"run": name, "path": str(output.resolve()), "visits": len(lines)},
+        f"wrote {output}: {len(lines):,} visits of run {name}",
     )

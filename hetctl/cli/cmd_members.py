@@ -62,11 +62,11 @@ def retry_command(names: tuple[str, ...]) -> None:
 
 def request(names: Sequence[str], want: str) -> None:
     """Record a request about members of a run, and say what follows."""
-    from hetctl.app.run import requests
+    from hetctl.app.run import edit_run
     from hetctl.model.events import Request
 
-    outcome = requests.request(this_project(), names, Request(want))
-    show(outcome, lambda: f"run {outcome.run}: {outcome.reason}")
+    outcome = edit_run.request(this_project(), names, Request(want))
+    show(outcome, f"run {outcome.run}: {outcome.reason}")
 
 
 @click.command("add")
@@ -169,5 +169,4 @@ def change(project: Project, names: Sequence[str], options: Mapping[str, Any]) -
 
 
 def _show(outcome: RunTransition) -> None:
-    changes = [str(each) for each in outcome.changed]
-    show(outcome, lambda: [*changes, f"run {outcome.run}: {outcome.reason}"])
+    show(outcome, [*map(str, outcome.changed), f"run {outcome.run}: {outcome.reason}"])

@@ -27,13 +27,13 @@ def check(run: str | None) -> None:
     \b
     Example: hetctl pipeline check vgg-001
     """
-    from hetctl.app.run.wave_checks import check_run
+    from hetctl.app.pipeline import check_run
     from hetctl.reports.pipeline_tables import wave_check_table
 
-    checked = check_run(this_project(), run)
-    count = sum(len(one.violations) for one in checked.checks)
+    name, checks = check_run(this_project(), run)
+    count = sum(len(one.violations) for one in checks)
     failure = HetctlError(
-        f"{count:,} passes of run {checked.run} met older weights than the bounds allow",
+        f"{count:,} passes of run {name} met older weights than the bounds allow",
         "keep its folder `waves`, and report the defect",
     )
-    show(checked, lambda: wave_check_table(checked.checks), failure if count else None)
+    show({"run": name, "checks": checks}, lambda _: wave_check_table(checks), failure if count else None)

@@ -46,7 +46,7 @@ def plan_command(ensemble: str | None, **options: Any) -> None:
     device, others, cost = request.site.device, sized.job_sizes, request.cost(plan)
     show(
         {**encode(plan), "cost": encode(cost)},
-        lambda: plan_tables(
+        lambda _: plan_tables(
             *(plan, sized.size, sized.chosen, others, device), cost=cost, explain=request.explain
         ),
     )

@@ -134,7 +134,7 @@ def profile_command(
         raise click.UsageError("--dry-run does not go with --layers or --links", context)
     cost = cost_of(project, asked) if of_rates else None
     if cost and dry_run:
-        show(cost, lambda: describe_cost(cost))
+        show(cost, describe_cost)
         return
     if cost and not as_json():
         click.echo(describe_cost(cost), err=True)
@@ -193,7 +193,7 @@ def import_table(context: click.Context, /, table: Path, name: str | None, **opt
     With --name neither ensemble nor site is needed, and the column samples is each member's work.
     """
     from hetctl.app.profile.catalog_profiles import IMPORTED
-    from hetctl.app.profile.rate_tables import import_ensemble, import_rates
+    from hetctl.app.profile.profiling import import_ensemble, import_rates
 
     project = this_project()
     if name is not None:
@@ -210,7 +210,7 @@ def import_table(context: click.Context, /, table: Path, name: str | None, **opt
         count = import_rates(project, ensemble, site, table)
         lines = [f"imported {count} rates of {ensemble.name} at {site.name}"]
         fields = {"ensemble": ensemble.name, "site": site.name, "imported": count}
-    show(fields, lambda: lines)
+    show(fields, lines)
 
 
 @profile_command.command("export")
@@ -236,8 +236,7 @@ def export_table(member: str | None, output: Any, **options: Any) -> None:
     \b
     Example: hetctl profile export -o rates.csv
     """
-    from hetctl.app.profile.profiling import export_layers
-    from hetctl.app.profile.rate_tables import export_rates
+    from hetctl.app.profile.profiling import export_layers, export_rates
 
     project = this_project()
     ensemble, site = ensemble_and_site(project, **options)
@@ -271,7 +270,7 @@ def _show(ensemble: Ensemble, site: Site, outcome: ProfileOutcome | LayerOutcome
         ]
     else:
         tables = [layers_table(outcome.layers, outcome.links, site.device)]
-    show(fields, lambda: [*tables, *_lines(outcome)], _failure(outcome))
+    show(fields, lambda _: [*tables, *_lines(outcome)], _failure(outcome))
 
 
 def _lines(outcome: ProfileOutcome | LayerOutcome) -> Iterator[str]:

@@ -25,8 +25,7 @@ def init_command(folder: Path, example: str | None) -> None:
     """
     from hetctl.app.project import start_project
 
-    paths = start_project(folder, example)
-    for path in paths:
+    for path in start_project(folder, example):
         click.echo(f"wrote {path}")
     enter = "" if folder.samefile(".") else f"cd {shlex.quote(str(folder))}; "
     click.echo(f"next: {enter}hetctl submit --wait")
@@ -74,7 +73,7 @@ def partition_command(
 
     made = partition_data(this_project().ensemble(ensemble), folder, count, seed, replicas)
     lines = f"\nfor the ensemble file:\n{ensemble_lines(made.samples, made.partitions)}"
-    show(made, lambda: [partition_files_table(made.files, made.written), lines])
+    show(made, lambda _: [partition_files_table(made.files, made.written), lines])
 
 
 @click.group("catalog")
@@ -104,7 +103,7 @@ def rebuild() -> None:
         f"runs: {', '.join(done.runs) or 'none'}; profiling jobs: {done.profiles}",
         *([f"the catalog before is kept as {done.replaced}"] if done.replaced else []),
     ]
-    show(done, lambda: lines)
+    show(done, lines)
 
 
 @click.command("schema")
@@ -118,8 +117,7 @@ def schema_command(kind: str) -> None:
     from hetctl.inputs.ensemble_file import ensemble_schema
     from hetctl.inputs.site_file import site_schema
 
-    schemas = {"ensemble": ensemble_schema, "site": site_schema}
-    click.echo(json.dumps(schemas[kind](), indent=2))
+    click.echo(json.dumps({"ensemble": ensemble_schema, "site": site_schema}[kind](), indent=2))
 
 
 @click.command("completion")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +29,15 @@ from hetctl.cli.options import (
 )
 from hetctl.cli.output import as_json, json_option, show, write_text
 from hetctl.cli.parameter_types import FiniteRange
+from hetctl.cli.watch import follow, forward, most_shown, show_status
+from hetctl.model.errors import BadInputError
 from hetctl.model.job import UNDER_WAY
+from hetctl.model.serialization import encode
 
 if TYPE_CHECKING:
     from hetctl.app.plan.planning import PlanRequest
     from hetctl.app.project import Project
-    from hetctl.app.run.choose_run import Choice
-    from hetctl.app.run.continue_run import RequestedOptions
+    from hetctl.app.run.continue_run import Choice, RequestedOptions
     from hetctl.app.run.lifecycle import RunTransition
     from hetctl.app.run.submission import Submission
     from hetctl.model.ensemble import Ensemble
@@ -143,24 +146,30 @@ def begin(context: click.Context, project: Project, members: Ensemble) -> tuple[
 
 
 def _preview(context: click.Context, project: Project, members: Ensemble) -> None:
-    from hetctl.app.run.spec import preview
+    """Print the next job of the run; only its script goes to stdout."""
+    from hetctl.app.run.spec import preview, preview_next
 
     choice, requested = _choose(context, project, members)
     if choice.run is not None:
-        _preview_next(project, choice, members, requested)
-        return
-    shown = preview(project, _plan_request(context, project, members, requested), requested)
-    _print_submission(shown, [f"# {line}" for line in _says(shown.run, choice)], **_fields(choice))
+        shown = preview_next(project, choice.run, members, requested)
+    else:
+        shown = preview(project, _plan_request(context, project, members, requested), requested)
+    run = shown.spec.run
+    lines = [f"# {line}" for line in (*_says(run, choice), *shown.changed)]
+    if shown.behind:
+        lines.append(f"# {shown.behind} must be over before `hetctl submit` goes on with run {run}")
+    _print_submission(shown.submission, lines, changed=encode(shown.changed), **_fields(choice))
 
 
 def _choose(context: click.Context, project: Project, members: Ensemble) -> tuple[Choice, RequestedOptions]:
-    from hetctl.app.run.choose_run import Choice, choose_run
+    from hetctl.app.run.continue_run import Choice, choose_run
 
     requested = _requested(context)
-    if requested.track:
-        from hetctl.app.run.tracking import require_tracker
-
-        require_tracker(requested.track)
+    if (track := requested.track) and find_spec(track) is None:
+        raise BadInputError(
+            f"--track {track} needs the package {track}, which is not installed",
+            f"install hetctl with its extra {track}: pip install 'hetctl[{track}]'",
+        )
     choice = Choice(None) if context.params["new"] else choose_run(project, members, requested)
     return choice, requested
 
@@ -201,19 +210,6 @@ def _requested(context: click.Context) -> RequestedOptions:
     )
 
 
-def _preview_next(project: Project, choice: Choice, ensemble: Ensemble, requested: RequestedOptions) -> None:
-    """Print the next job of a run that continues; only its script goes to stdout."""
-    from hetctl.app.run.spec import preview_next
-    from hetctl.model.serialization import encode
-
-    run = str(choice.run)
-    shown = preview_next(project, run, ensemble, requested)
-    lines = [f"# {line}" for line in (*_says(run, choice), *shown.changed)]
-    if shown.behind:
-        lines += [f"# {shown.behind} must be over before `hetctl submit` goes on with run {run}"]
-    _print_submission(shown.submission, lines, changed=encode(shown.changed), **_fields(choice))
-
-
 def _print_submission(submission: Submission, before: Sequence[str] = (), **fields: Any) -> None:
     """Print a script on stdout, and its path, steps, packing and command as comments on stderr."""
     command = submission.request.command
@@ -230,7 +226,7 @@ def _print_submission(submission: Submission, before: Sequence[str] = (), **fiel
     else:
         for line in (*before, f"# {submission.request.script}"):
             click.echo(line, err=True)
-    show(fields, lambda: submission.script.removesuffix("\n"))
+    show(fields, submission.script.removesuffix("\n"))
     if as_json():
         return
     for step in submission.steps:
@@ -243,12 +239,8 @@ def _print_submission(submission: Submission, before: Sequence[str] = (), **fiel
 
 def _print_outcome(project: Project, outcome: RunTransition, choice: Choice, *, wait: bool) -> None:
     """Print the choice of the run, its changes and the submitted job; with `wait`, follow the run."""
-    from hetctl.model.serialization import encode
-
     said = [*_says(outcome.run, choice), *(str(change) for change in outcome.changed)]
     if wait:
-        from hetctl.cli.watch import follow
-
         if not as_json():
             click.echo("\n".join(said))
         follow(
@@ -260,7 +252,7 @@ def _print_outcome(project: Project, outcome: RunTransition, choice: Choice, *, 
     following = ["follow it with: hetctl status --watch"] if outcome.state in UNDER_WAY else []
     show(
         {**encode(outcome), **_fields(choice)},
-        lambda: [*said, f"run {outcome.run}: {outcome.reason}", *following],
+        [*said, f"run {outcome.run}: {outcome.reason}", *following],
     )
 
 
@@ -312,7 +304,6 @@ def advance_command(run: str | None, after_job: int | None, queue_next_after: in
     """
     from hetctl.app.rebuild_catalog import rebuilding_if_needed
     from hetctl.app.run.lifecycle import advance, chain
-    from hetctl.cli.watch import forward
 
     project = this_project()
     if queue_next_after is not None:
@@ -325,7 +316,7 @@ def advance_command(run: str | None, after_job: int | None, queue_next_after: in
         outcome = advance(project, run)
         # Scripts of jobs forward nothing: compute nodes may lack the network.
         forward(project, outcome)
-    show(outcome, lambda: f"run {outcome.run}: {outcome.state}: {outcome.reason}")
+    show(outcome, f"run {outcome.run}: {outcome.state}: {outcome.reason}")
 
 
 @click.command("status")
@@ -339,7 +330,6 @@ def status_command(run: str | None, watch: bool) -> None:
     Example: hetctl status --watch
     """
     from hetctl.app.run.status import run_status
-    from hetctl.cli.watch import follow, forward, most_shown, show_status
 
     project = this_project()
     status = run_status(project, run, most_shown())
@@ -362,13 +352,13 @@ def cancel_command(names: tuple[str, ...]) -> None:
 
     `hetctl submit` continues a cancelled run from its checkpoints, `hetctl resume` a cancelled member.
     """
+    from hetctl.app.run.edit_run import names_a_run
     from hetctl.app.run.lifecycle import cancel
-    from hetctl.app.run.requests import names_a_run
 
     project = this_project()
     if names_a_run(project, names):
         outcome = cancel(project, names[0] if names else None)
-        show(outcome, lambda: f"run {outcome.run}: {outcome.state}: {outcome.reason}")
+        show(outcome, f"run {outcome.run}: {outcome.state}: {outcome.reason}")
     else:
         request(names, "cancel")
 
@@ -416,8 +406,6 @@ def report_command(
         raise click.UsageError("--port goes with --serve")
     from hetctl.app.run.compare import compare_runs
     from hetctl.app.run.status import compared_status, search_in
-    from hetctl.cli.watch import forward
-    from hetctl.model.serialization import encode
 
     project = this_project()
     if len(names := tuple(dict.fromkeys(runs))) > 1:
@@ -428,7 +416,7 @@ def report_command(
         from hetctl.reports.run_page import render_comparison
 
         write_text(output, render_comparison(statuses, compared))
-        show({"runs": list(names), "path": str(output.resolve())}, lambda: f"wrote {output}")
+        show({"runs": list(names), "path": str(output.resolve())}, f"wrote {output}")
         return
     status = compared_status(project, next(iter(names), None))
     forward(project, status)
@@ -447,4 +435,4 @@ def report_command(
             if member.best_epoch is not None
         ],
     }
-    show(fields, lambda: [f"wrote {output}", *comparison_lines(status)])
+    show(fields, lambda _: [f"wrote {output}", *comparison_lines(status)])

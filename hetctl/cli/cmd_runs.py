@@ -10,6 +10,7 @@ import click
 from hetctl.cli.completions import complete_members, complete_runs
 from hetctl.cli.options import this_project
 from hetctl.cli.output import as_json, console, json_option, show
+from hetctl.reports.units import format_bytes
 
 
 @click.command("runs")
@@ -20,11 +21,11 @@ def runs_command() -> None:
     \b
     Example: hetctl runs
     """
-    from hetctl.app.run.run_list import runs_of
+    from hetctl.app.run.compare import runs_of
     from hetctl.reports.run_tables import runs_table
 
     lines = runs_of(this_project())
-    show({"runs": lines}, lambda: runs_table(lines))
+    show({"runs": lines}, lambda _: runs_table(lines))
 
 
 @click.command("logs")
@@ -66,8 +67,7 @@ def logs_command(
             raise click.UsageError("name a MEMBER, or a job by --driver")
         from hetctl.reports.run_tables import logs_table
 
-        found = logs_of(project, run)
-        show(found, lambda: logs_table(found))
+        show(logs_of(project, run), logs_table)
         return
     if member is not None and job is not None:
         raise click.UsageError("--driver goes with no MEMBER")
@@ -79,7 +79,7 @@ def logs_command(
     part = part if part.end is not None else replace(part, end=end)
     if as_json():
         fields = {"run": part.run, "member": member, "job": job, "round": part.round, "path": str(part.path)}
-        show({**fields, "lines": "".join(text_of(part, lines)).splitlines()}, lambda: None)
+        show({**fields, "lines": "".join(text_of(part, lines)).splitlines()}, None)
         return
     if not end and not follow:
         click.echo(f"{part.path} has nothing yet: what the ranks print goes there", err=True)
@@ -103,8 +103,7 @@ def compare_command(runs: tuple[str, ...]) -> None:
 
     if len({*runs}) < 2:
         raise click.UsageError("name two runs or more")
-    compared = compare_runs(this_project(), runs)
-    show(compared, lambda: comparison_tables(compared))
+    show(compare_runs(this_project(), runs), comparison_tables)
 
 
 @click.command("explain")
@@ -123,8 +122,7 @@ def explain_command(names: tuple[str, ...]) -> None:
     run, member = run_and_member(this_project(), names)
     if member is None:
         raise click.UsageError("name a MEMBER")
-    found = explain_member(this_project(), run, member)
-    show(found, lambda: explanation_section(found))
+    show(explain_member(this_project(), run, member), explanation_section)
 
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
@@ -141,13 +139,12 @@ def rm_command(runs: tuple[str, ...], yes: bool) -> None:
     Example: hetctl rm digits-001 digits-002
     """
     from hetctl.app.run.remove_run import remove_runs
-    from hetctl.reports.units import format_bytes
 
     if not _agreed(runs, yes, "remove this for good?"):
         return
     removed = remove_runs(this_project(), runs)
     freed = format_bytes(sum(one.folder_bytes + one.checkpoint_bytes for one in removed))
-    show({"removed": removed}, lambda: f"removed {', '.join(one.run for one in removed)}: {freed}")
+    show({"removed": removed}, f"removed {', '.join(one.run for one in removed)}: {freed}")
 
 
 @click.command("prune")
@@ -170,7 +167,6 @@ def prune_command(runs: tuple[str, ...], yes: bool) -> None:
     A member that trains more epochs later goes on from its best one. What a command has written stays.
     """
     from hetctl.app.run.remove_run import prune_runs
-    from hetctl.reports.units import format_bytes
 
     if not _agreed(runs, yes, "delete all checkpoints but those of best epochs?"):
         return
@@ -179,7 +175,7 @@ def prune_command(runs: tuple[str, ...], yes: bool) -> None:
         f"{one.run}: {format_bytes(one.freed_bytes)} freed, best epochs of {len(one.members)} members kept"
         for one in pruned
     ]
-    show({"pruned": pruned}, lambda: lines)
+    show({"pruned": pruned}, lines)
 
 
 def _agreed(runs: tuple[str, ...], yes: bool, question: str) -> bool:

@@ -43,8 +43,7 @@ def show_trials(run: str | None, best: int) -> None:
     from hetctl.app.run.search_status import search_status
     from hetctl.reports.status_table import search_table
 
-    found = search_status(this_project(), run)
-    show(found, lambda: search_table(found, best))
+    show(search_status(this_project(), run), lambda found: search_table(found, best))
 
 
 @search_command.command("export")

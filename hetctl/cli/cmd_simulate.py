@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import math
 import re
 from pathlib import Path
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from hetctl.model.simulation import Simulated
 
 TABLES = {
-    ("unit_times", "replay"): "hetctl.app.hopper:HopReplayRequest",
-    ("unit_times",): "hetctl.app.hopper:HopperRequest",
-    ("layer_table",): "hetctl.app.pipeline:PipelineRequest",
-    ("workers",): "hetctl.app.balance:BalanceRequest",
-    ("replay",): "hetctl.app.balance:BalanceReplayRequest",
+    ("unit_times", "replay"): "hetctl.app.hopper:repeated_hops",
+    ("unit_times",): "hetctl.app.hopper:simulated_hops",
+    ("layer_table",): "hetctl.app.pipeline:simulated_pipelines",
+    ("workers",): "hetctl.app.balance:simulated_batches",
+    ("replay",): "hetctl.app.balance:repeated_decisions",
 }
-"""Requests by the options that select them; the first whose options are all given counts.
+"""Functions by the options that select them; the first whose options are all given counts.
 
-The fields of a request are the options that go with it. Without any match an ensemble is simulated.
+The parameters of a function are the options that go with it. Without any match an ensemble is simulated.
 """
 MOST_GPUS = MOST_MEMBERS = 1_000_000
 LEAST_MTBF_S = 600
@@ -302,7 +302,7 @@ def simulate_command(
 
         write_text(report, render(report_of(found.result)))
     written = [f"wrote {path}" for path in filter(None, (report, trace))]
-    show(found.fields, lambda: [report_of(found.result), *written])
+    show(found.fields, lambda _: [report_of(found.result), *written])
     if getattr(found.result, "difference", None):
         context.exit(1)
 
@@ -323,13 +323,13 @@ def _of_table(context: click.Context, options: dict[str, Any]) -> Simulated | No
     if names is None:
         _refuse(context, given.keys() & {option.name for option in OF_TABLES}, "an ensemble")
         return None
-    request = load_entry(TABLES[names])
-    fields = dataclasses.fields(request)
-    _refuse(context, given.keys() - {field.name for field in fields}, _option(context, names[-1]))
-    for field in fields:
-        if field.default is dataclasses.MISSING and field.name not in given:
-            raise click.UsageError(f"Missing option '{_option(context, field.name)}'.", context)
-    found: Simulated = request(**given).simulated()
+    simulate = load_entry(TABLES[names])
+    parameters = inspect.signature(simulate).parameters
+    _refuse(context, given.keys() - parameters.keys(), _option(context, names[-1]))
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in given:
+            raise click.UsageError(f"Missing option '{_option(context, name)}'.", context)
+    found: Simulated = simulate(**given)
     return found
 
 

@@ -49,7 +49,7 @@ def show_site(name: str) -> None:
     from hetctl.reports.setup_tables import keys_table
 
     site, keys = traced_site(this_project(), name)
-    show({"site": site, "keys": keys}, lambda: keys_table(keys))
+    show({"site": site, "keys": keys}, lambda _: keys_table(keys))
 
 
 @sites_command.command("check")
@@ -67,7 +67,7 @@ def check(site: str) -> None:
     from hetctl.app.doctor.sample_jobs import check_site
 
     checked = check_site(this_project(), site)
-    show(checked, lambda: f"site {checked.site} is valid; rendered for it: {', '.join(checked.cases)}")
+    show(checked, f"site {checked.site} is valid; rendered for it: {', '.join(checked.cases)}")
 
 
 def _print_list() -> None:
@@ -75,7 +75,7 @@ def _print_list() -> None:
 
     project = this_project()
     sites = [(project.site(name), str(path)) for name, path in project.sites()]
-    show({"sites": [{"file": path, "site": site} for site, path in sites]}, lambda: sites_table(sites))
+    show({"sites": [{"file": path, "site": site} for site, path in sites]}, lambda _: sites_table(sites))
 
 
 @click.command("doctor")
@@ -112,4 +112,4 @@ def doctor_command(
     from hetctl.reports.setup_tables import doctor_table
 
     found = examine(this_project(), site, account, queue, job=job, framework=framework)
-    show(found, lambda: doctor_table(found.site, found.checks), found.failure)
+    show(found, lambda _: doctor_table(found.site, found.checks), found.failure)

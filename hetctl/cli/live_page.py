@@ -150,7 +150,7 @@ def serve_run(project: Project, run: str | None, port: int) -> None:
         with page.served(port):
             show(
                 {"run": status.run, "url": page.url},
-                lambda: [f"run {status.run}: {page.url}", "whoever has this address sees it; Ctrl-C ends it"],
+                [f"run {status.run}: {page.url}", "whoever has this address sees it; Ctrl-C ends it"],
             )
             sys.stdout.flush()
             while True:

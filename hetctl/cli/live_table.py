@@ -18,8 +18,8 @@ from rich.layout import Layout
 from rich.live import Live
 from rich.text import Text
 
+from hetctl.app.run.edit_run import request
 from hetctl.app.run.logs import member_log, text_of
-from hetctl.app.run.requests import request
 from hetctl.cli.output import console
 from hetctl.model.errors import HetctlError
 from hetctl.model.events import Request
@@ -121,8 +121,7 @@ class LiveTable:
             self._first, self._chosen, self._at = 0, "", 0
             self.poll()
         elif key in (UP, DOWN):
-            last = len(self._status.states) - 1
-            self._at = min(max(self._at + (1 if key == DOWN else -1), 0), last)
+            self._at = min(max(self._at + (1 if key == DOWN else -1), 0), len(self._status.states) - 1)
             self._first = min(max(self._first, self._at - self._rows + 1), self._at)
             if self._at >= len(self._status.members):
                 self._chosen = ""

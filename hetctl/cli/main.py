@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hetctl import __version__
-from hetctl.cli.output import fail, report_interruption, wants_json
+from hetctl.cli.output import fail, report_interruption
 from hetctl.model.errors import DiskError, HetctlError, InterruptedCommandError, is_transient
 from hetctl.model.interpreter import skip_last_collections, without_collections
 
@@ -52,11 +52,11 @@ COMMANDS = {
     "report": ("cmd_run", "Write an HTML page about a run: Gantt chart and learning curves."),
     "export": ("cmd_export", "Write the weights of a member for use without hetctl, with a model card."),
     "ensemble": (
-        "cmd_ensemble",
+        "cmd_export",
         "Choose and average trained members, and write them for use without hetctl.",
     ),
-    "bundle": ("cmd_bundle", "Write a run into an archive for others, an RO-Crate."),
-    "reproduce": ("cmd_bundle", "Compare code, data and packages with those of a bundle."),
+    "bundle": ("cmd_export", "Write a run into an archive for others, an RO-Crate."),
+    "reproduce": ("cmd_export", "Compare code, data and packages with those of a bundle."),
     "sites": ("cmd_sites", "List the known sites, show one, or check a site file."),
     "doctor": ("cmd_sites", "Check a site and report what to fix."),
     "schema": ("cmd_project", "Print the JSON Schema of ensemble or site files."),
@@ -140,6 +140,8 @@ def main(arguments: Sequence[str] | None = None, waits: Waits | None = None) -> 
         Waits of the command; None: the usual ones.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    # Also of a command line that cannot be parsed.
+    as_json = "--json" in given
     logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
     try:
         # Click would otherwise print its errors itself and exit, without a JSON object for --json.
@@ -147,21 +149,23 @@ def main(arguments: Sequence[str] | None = None, waits: Waits | None = None) -> 
     except click.exceptions.Exit as exit_request:
         code = exit_request.exit_code
     except click.ClickException as error:
-        code = fail("bad-input", error.format_message(), _usage_hint(error), 2, as_json=wants_json(given))
+        context = getattr(error, "ctx", None)
+        hint = f"`{context.command_path} --help` shows the usage" if context else ""
+        code = fail("bad-input", error.format_message(), hint, 2, as_json=as_json)
     except InterruptedCommandError as error:
-        code = report_interruption(error, as_json=wants_json(given))
+        code = report_interruption(error, as_json=as_json)
     except HetctlError as error:
-        code = fail(error.kind, error.message, error.hint, error.exit_code, as_json=wants_json(given))
+        code = fail(error.kind, error.message, error.hint, error.exit_code, as_json=as_json)
     except (KeyboardInterrupt, click.Abort):
-        code = fail("interrupted", "interrupted", "", 130, as_json=wants_json(given))
+        code = fail("interrupted", "interrupted", "", 130, as_json=as_json)
     except OSError as error:
         if "--debug" in given:
             raise
-        code = _disk_trouble(error, as_json=wants_json(given))
+        code = _disk_trouble(error, as_json=as_json)
     except Exception as error:
         if "--debug" in given:
             raise
-        code = _bug(error, as_json=wants_json(given))
+        code = _bug(error, as_json=as_json)
     # Without standalone mode click returns the value of the command's function.
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -184,10 +188,6 @@ def _bug(error: Exception, *, as_json: bool) -> int:
         message = f"this needs the package {package}, which {sys.executable} does not have"
         return fail("bad-input", message, f"pip install 'hetctl[{EXTRAS[package]}]'", 2, as_json=as_json)
     message = f"internal error: {type(error).__name__}: {error}"
-    hint = "this is a bug in hetctl; `hetctl --debug ...` shows where"
-    return fail("internal", message, hint, 1, as_json=as_json)
-
-
-def _usage_hint(error: click.ClickException) -> str:
-    context = getattr(error, "ctx", None)
-    return f"`{context.command_path} --help` shows the usage" if context else ""
+    return fail(
+        "internal", message, "this is a bug in hetctl; `hetctl --debug ...` shows where", 1, as_json=as_json
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 AS_JSON = "hetctl.json"
 """Key under which a command's context has its ``--json``."""
-
-
-def wants_json(arguments: Sequence[str]) -> bool:
-    """Return true if a command line contains ``--json``, even one that could not be parsed."""
-    return "--json" in arguments
 
 
 def _remember(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
@@ -42,20 +37,20 @@ def as_json() -> bool:
     return bool(click.get_current_context().meta.get(AS_JSON))
 
 
-def show(value: Any, shown: Callable[[], Any], failure: HetctlError | None = None) -> None:
+def show(value: Any, shown: Any, failure: HetctlError | None = None) -> None:
     """Print a result on stdout: as one JSON object with ``--json``, else as text.
 
     Parameters
     ----------
-    shown : callable
-        Function that returns a line, a table, or a list of these.
+    shown : str, list or callable
+        Line, table or list of these, or the function of `value` that makes them: only if they are printed.
     failure : HetctlError or None
         Partial failure; the command ends with its exit code.
     """
     if as_json():
         _print_json(value, failure)
     else:
-        seen = shown()
+        seen = shown(value) if callable(shown) else shown
         for part in seen if isinstance(seen, list) else [seen]:
             # Rich would break long lines of plain texts.
             click.echo(part) if isinstance(part, str) else console().print(part)

@@ -78,7 +78,7 @@ def show_status(status: RunStatus, more: Mapping[str, Any] = MappingProxyType({}
     fields = {**encode(status), **more} if as_json() else None
     from hetctl.reports.summary import comparison_lines
 
-    show(fields, lambda: [_table(status), *comparison_lines(status)], _failure(status))
+    show(fields, lambda _: [_table(status), *comparison_lines(status)], _failure(status))
 
 
 def forward(

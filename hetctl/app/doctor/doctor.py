@@ -100,9 +100,9 @@ def examine(
     if site.container and site.container.engine == "podman" and shutil.which("podman"):
         driver = run_command(site, ["podman", "info", "--format={{.Store.GraphDriverName}}"]).stdout
         checks.append(podman_check(driver.strip()))
-    reachable = first_failure(tuple(checks)) is None
-    if reachable:
-        checks += batch_checks(project, site)
+    of_batch_system = BATCH_SYSTEMS[site.batch_system].checks
+    if of_batch_system and first_failure(tuple(checks)) is None:
+        checks += load_entry(of_batch_system)(project, site)
     home = project.home.path
     checks.append(place_check(site, home, filesystem_of(home, MOUNTS.read_text(encoding="utf-8"))))
     checks.append(ability_check(home))
@@ -113,8 +113,8 @@ def examine(
     checks += python_checks(site)
     if not job or first_failure(tuple(checks)) is not None:
         return Examination(site.name, tuple(checks))
-    found = probed(project, site, framework)
-    return Examination(site.name, (*checks, *found.checks), found.all_reduce)
+    of_job, all_reduce = probed(project, site, framework)
+    return Examination(site.name, (*checks, *of_job), all_reduce)
 
 
 def packages_of_nodes() -> dict[str, str]:
@@ -126,12 +126,6 @@ def packages_of_nodes() -> dict[str, str]:
         for package in of_groups:
             uses.setdefault(package, f"members with framework {entry.name} get one GPU each without it")
     return {**uses, "mpi4py": "lockstep on several nodes needs it"}
-
-
-def batch_checks(project: Project, site: Site) -> Iterator[CheckResult]:
-    """Query the batch system as its entry says; yield nothing if it names no queries."""
-    if checks := BATCH_SYSTEMS[site.batch_system].checks:
-        yield from load_entry(checks)(project, site)
 
 
 def stage_check(site: Site, home: Path) -> CheckResult:

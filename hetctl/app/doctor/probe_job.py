@@ -24,7 +24,6 @@ from hetctl.model.job import PROBE
 from hetctl.model.serialization import encode
 from hetctl.model.site import Site
 from hetctl.model.training_settings import FRAMEWORKS
-from hetctl.model.values import dataclass
 from hetctl.runtime.agent.binding import MIG
 from hetctl.runtime.agent.gpus import cpu_list, parse_cpu_list
 from hetctl.runtime.driver.probe import LEADERS_LOG, all_reduce_task, log_file
@@ -51,21 +50,11 @@ FOLDERS = "doctor-"
 """Beginning of the names of the folders of tests."""
 
 
-@dataclass(frozen=True)
-class Probe:
-    """Results of the job.
-
-    Parameters
-    ----------
-    all_reduce : tuple of AllReduce
-        All-reduce speeds of the groups on each node, then of all GPUs.
-    """
-
-    checks: tuple[CheckResult, ...]
-    all_reduce: tuple[AllReduce, ...] = ()
+Probed = tuple[tuple[CheckResult, ...], tuple[AllReduce, ...]]
+"""Results of the job, and the all-reduce speeds of the groups on each node, then of all GPUs."""
 
 
-def probe(project: Project, site: Site, framework: str | None) -> Probe:
+def probe(project: Project, site: Site, framework: str | None) -> Probed:
     """Run the job on two nodes, if the site has them, and wait for it.
 
     Parameters
@@ -84,10 +73,23 @@ def probe(project: Project, site: Site, framework: str | None) -> Probe:
     folder = Path(tempfile.mkdtemp(prefix=FOLDERS, dir=project.home.path))
     job = ""
     try:
-        script = _script(project, site, folder)
+        nodes = min(2, site.nodes)
+        script = JobScript(
+            mode=PROBE,
+            folder=RunFolder(folder),
+            name=_name(folder),
+            site=site,
+            queue=job_size(site, nodes * site.gpus_per_node, WALL_S, None).queue,
+            nodes=nodes,
+            wall_s=WALL_S,
+            home=project.home.path,
+        )
         write_json(folder / ORDER_FILE, encode(ProbeOrder(replace(site, nodes=script.nodes), framework)))
         job = submit_measuring(project, batch, script)
-        return _read(site, job, folder) if _wait(batch, job) else Probe((_waits(job),))
+        if _wait(batch, job):
+            return _read(site, job, folder)
+        found = f"job {job} was not over after {QUEUE_PATIENCE_S / 60:.0f} min, and is cancelled"
+        return (CheckResult("job", CheckStatus.WARNING, found, "try again when the queue is shorter"),), ()
     finally:
         if job:
             batch.cancel([job])
@@ -108,20 +110,6 @@ def _name(folder: Path) -> str:
     return f"hetctl-{folder.name}"
 
 
-def _script(project: Project, site: Site, folder: Path) -> JobScript:
-    nodes = min(2, site.nodes)
-    return JobScript(
-        mode=PROBE,
-        folder=RunFolder(folder),
-        name=_name(folder),
-        site=site,
-        queue=job_size(site, nodes * site.gpus_per_node, WALL_S, None).queue,
-        nodes=nodes,
-        wall_s=WALL_S,
-        home=project.home.path,
-    )
-
-
 def _wait(batch: BatchSystem, job: str) -> bool:
     end = time.monotonic() + QUEUE_PATIENCE_S
     while time.monotonic() < end:
@@ -131,17 +119,12 @@ def _wait(batch: BatchSystem, job: str) -> bool:
     return False
 
 
-def _waits(job: str) -> CheckResult:
-    found = f"job {job} was not over after {QUEUE_PATIENCE_S / 60:.0f} min, and is cancelled"
-    return CheckResult("job", CheckStatus.WARNING, found, "try again when the queue is shorter")
-
-
-def _read(site: Site, job: str, folder: Path) -> Probe:
+def _read(site: Site, job: str, folder: Path) -> Probed:
     if not (folder / END_FILE).exists():
         log = RunFolder(folder).job(0).log
         fix = f"the nodes must see {folder.parent}, and Python there must import hetctl: {_tail(log)}"
         found = f"job {job} left nothing behind"
-        return Probe((CheckResult("job", CheckStatus.FAILED, found, fix, FaultDomain.BATCH_SYSTEM),))
+        return (CheckResult("job", CheckStatus.FAILED, found, fix, FaultDomain.BATCH_SYSTEM),), ()
     end = read_json(folder / END_FILE, ProbeEnd, REPAIR)
     ran = CheckResult(
         "job", CheckStatus.OK, f"job {job} ran on {', '.join(end.nodes)} and sees {folder.parent}"
@@ -155,7 +138,7 @@ def _read(site: Site, job: str, folder: Path) -> Probe:
         speed_of(end.framework or "", [rank for rank in times if rank.group == name]) for name in ended_well
     )
     error_tail = _tail(all_reduce_task(folder, end.groups[-1].name).log) if end.groups else ""
-    return Probe((ran, *launched, *link_checks(site, end, speeds, times, error_tail)), speeds)
+    return (ran, *launched, *link_checks(site, end, speeds, times, error_tail)), speeds
 
 
 def _decoded(kind: type[T], paths: Iterable[Path]) -> list[T]:
@@ -282,14 +265,13 @@ def _tail(log: Path) -> str:
     return " / ".join(lines[-TAIL:]) or "it has no output"
 
 
-def probed(project: Project, site: Site, framework: str | None) -> Probe:
+def probed(project: Project, site: Site, framework: str | None) -> Probed:
     """Run the probe job; a refusal by the batch system is a result, too."""
     try:
         return probe(project, site, framework)
     except BatchSystemError as error:
-        return Probe(
-            (CheckResult("job", CheckStatus.FAILED, error.message, error.hint, FaultDomain.BATCH_SYSTEM),)
-        )
+        found = CheckResult("job", CheckStatus.FAILED, error.message, error.hint, FaultDomain.BATCH_SYSTEM)
+        return (found,), ()
 
 
 SPEED, LINKS, NETWORK = "all-reduce", "GPU links", "network"

@@ -271,8 +271,7 @@ def slurm_checks(project: Project, site: Site) -> Iterator[CheckResult]:
     yield from _queues(site, ask, read)
     used = _used_queue(site)
     nodes = run_command(site, queues.nodes_command(None if qos else used))
-    groups = queues.parse_nodes_of_partition(nodes.stdout)
-    yield node_check(site, used, groups)
+    yield node_check(site, used, queues.parse_nodes_of_partition(nodes.stdout))
     yield _account(site)
     yield dry_run(project, site)
 

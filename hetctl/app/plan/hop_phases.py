@@ -112,5 +112,4 @@ def hop_run(request: PlanRequest, members: Sequence[Workload]) -> PhaseRun:
     if any(member.is_guess for member in members):
         # A visit may take far less time than is expected, so that no job is known to be too short.
         timing = replace(timing, wall_s=math.inf)
-    run = hop_phase(members, train, evaluate, timing, search, options.hop_scheduler)
-    return run.stretched(request.waits)
+    return hop_phase(members, train, evaluate, timing, search, options.hop_scheduler).stretched(request.waits)

@@ -84,8 +84,7 @@ def _drafts(
     for most in _hop_epochs(request, members, drafts):
         with suppress(InfeasibleError):
             hopping, rest = _split(members, most)
-            parallel = [_compared(request, rest, layers)] if rest else []
-            drafts[most] = [hops(request, hopping), *parallel]
+            drafts[most] = [hops(request, hopping), *([_compared(request, rest, layers)] if rest else [])]
     if refusal and not drafts:
         raise refusal
     return drafts

@@ -65,7 +65,9 @@ def data_parallel(request: PlanRequest, rest: Sequence[Workload]) -> PhaseDraft:
 def data_parallel_plans(request: PlanRequest, members: Sequence[Workload]) -> dict[str, Plan]:
     """Return plans of a data-parallel phase: with equal batches, and with balanced ones."""
     plans = {DATA_PARALLEL: data_parallel_plan(request, members, request.planner_options)}
-    if request.planner_options.balance != OFF and _may_be_balanced(request, members):
+    types = {node.gpu_type or "" for node in request.scenario.cluster.nodes}
+    is_measured = all(types <= set(member.rates_by_type) for member in members)
+    if request.planner_options.balance != OFF and len(types) > 1 and is_measured:
         balanced = replace(request.planner_options, mix_types=True)
         plans[BALANCED] = data_parallel_plan(request, members, balanced)
     return plans
@@ -74,12 +76,6 @@ def data_parallel_plans(request: PlanRequest, members: Sequence[Workload]) -> di
 def makespans(plans: Mapping[str, Plan]) -> dict[str, float]:
     """Return the simulated times of plans."""
     return {mode: plan.predicted_makespan_s for mode, plan in plans.items()}
-
-
-def _may_be_balanced(request: PlanRequest, rest: Sequence[Workload]) -> bool:
-    """Return true if there are GPUs of several types, and all members were measured on each."""
-    types = {node.gpu_type or "" for node in request.scenario.cluster.nodes}
-    return len(types) > 1 and all(types <= set(member.rates_by_type) for member in rest)
 
 
 def _balanced(

@@ -203,8 +203,7 @@ def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, Train
         # For other searches a run stores the planned configs, not the trained ones.
         if spec.site.name == site and (search is None or search.configs_are_known):
             progress = state_in(catalog.home.run(spec.run), spec).progress
-            alone = [m for m in spec.ensemble.members if m.name not in spec.pipelines]
-            for member in alone:
+            for member in [m for m in spec.ensemble.members if m.name not in spec.pipelines]:
                 if shapes.get(member.name) == shape_digest(member, ensemble.rate_keys):
                     done, trained = progress[member.name], found[member.name]
                     trained.preparation_rate = done.preparation_rate or trained.preparation_rate
@@ -304,8 +303,7 @@ class RatePoints:
 
     def every(self) -> list[ProfilePoint]:
         """Return the points that hold for any member, each once, in the order of the members."""
-        found = {id(point): point for member in self._measured for point in self.of(member)}
-        return list(found.values())
+        return list({id(point): point for member in self._measured for point in self.of(member)}.values())
 
     def is_current(self, point: ProfilePoint) -> bool:
         """Return true if a point is of a shape, or of a member, that the ensemble has now."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hetctl.app.log_tail import tail_of
+from hetctl.app.run.logs import tail_of
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.events import Event
@@ -25,6 +25,8 @@ from hetctl.storage.profile_request import (
 
 MEASURED = ("point", "layers", "links")
 """Kinds of event that end a measured point."""
+SKIPPED, FAILED = "skipped", "failed"
+"""Kinds of event that end a point that the job left out, as it cannot change the plan, and a failed one."""
 
 
 @dataclass(frozen=True)
@@ -80,19 +82,9 @@ def _digest(members: Mapping[str, Member], point: ProfileTarget, ensemble: Ensem
     return shape_digest(member, ensemble.rate_keys) if point.what == RATE else member.fingerprint
 
 
-def measured_in(folder: Path) -> set[str]:
-    """Return the sources of the points that are measured."""
-    return {event.source for event in events_of(folder) if event.kind in MEASURED}
-
-
-def skipped_in(folder: Path) -> set[str]:
-    """Return the sources of the points that the job left out, as they cannot change the plan."""
-    return {event.source for event in events_of(folder) if event.kind == "skipped"}
-
-
-def ended_in(folder: Path) -> set[str]:
-    """Return the sources of the points that are measured, were left out or have failed."""
-    return {event.source for event in events_of(folder) if event.kind in (*MEASURED, "skipped", "failed")}
+def sources_in(folder: Path, *kinds: str) -> set[str]:
+    """Return the sources of the points with an event of these kinds, as of `MEASURED`."""
+    return {event.source for event in events_of(folder) if event.kind in kinds}
 
 
 def failures_in(folder: Path, points: Iterable[ProfileTarget], *, lost: bool) -> list[Failure]:
@@ -103,7 +95,7 @@ def failures_in(folder: Path, points: Iterable[ProfileTarget], *, lost: bool) ->
     lost : bool
         True if points without a result count as failed, after the job's end.
     """
-    errors = {event.source: event.record.error for event in events_of(folder) if event.kind == "failed"}
+    errors = {event.source: event.record.error for event in events_of(folder) if event.kind == FAILED}
     failures = []
     for point in points:
         if lost or point.source in errors:

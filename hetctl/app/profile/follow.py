@@ -9,22 +9,13 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from hetctl.app.profile.folder import ended_in
+from hetctl.app.profile.folder import FAILED, MEASURED, SKIPPED, sources_in
 from hetctl.app.profile.jobs import (
-    JobGroup,
-    ProfileCommand,
     ProfileJob,
-    groups_under_way,
-    submit,
     under_way,
 )
-from hetctl.app.project import Project
-from hetctl.catalog.catalog import Catalog
-from hetctl.catalog.lock import ProjectLock
-from hetctl.cluster.batch.base import BatchSystem, SubmissionInDoubtError
-from hetctl.model.errors import HetctlError, InterruptedCommandError
-from hetctl.model.profile import ProfilePoint
-from hetctl.model.values import dataclass
+from hetctl.cluster.batch.base import BatchSystem
+from hetctl.model.errors import InterruptedCommandError
 from hetctl.storage.profile_request import ProfileTarget
 
 HEEDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -135,99 +126,6 @@ class ProfileMonitor:
         return True
 
 
-@dataclass(frozen=True)
-class InterruptibleJobs:
-    """Submission and monitoring of jobs that may be interrupted by a signal at any time.
-
-    Parameters
-    ----------
-    lock : ProjectLock
-        Lock of the project, which this process has.
-    interval_s : float or None
-        Same as in `follow`.
-    """
-
-    project: Project
-    batch: BatchSystem
-    catalog: Catalog
-    lock: ProjectLock
-    interruptions: Interruptions
-    observer: ProfileMonitor
-    interval_s: float | None = None
-
-    def submit(
-        self,
-        command: ProfileCommand,
-        points: Sequence[ProfileTarget],
-        cores: tuple[int, ...],
-        known: tuple[ProfilePoint, ...] | None,
-    ) -> JobGroup:
-        """Submit jobs, unless a signal has arrived; one that arrives meanwhile is kept."""
-        self.interruptions.check()
-        try:
-            return submit(self.project, self.batch, command, points, cores, known)
-        except SubmissionInDoubtError:
-            self.interruptions.check()  # Ctrl-C is also sent to sbatch and ends it
-            raise
-
-    def under_way(self, ensemble: str, site: str) -> list[JobGroup]:
-        """Return the groups of earlier commands that have unfinished jobs."""
-        with self.interruptions.heeded():
-            settle_s = self.project.waits.settle_s
-            return groups_under_way(
-                self.batch, self.catalog, self.project.home.profiles, ensemble, site, settle_s
-            )
-
-    def wait(self, groups: Sequence[JobGroup], points: Sequence[ProfileTarget]) -> None:
-        """Wait for jobs until they end or a signal arrives; store what is measured by then."""
-        failure = None
-        # This takes hours: runs would not go on meanwhile, nor could they be cancelled.
-        with self.lock.released():
-            try:
-                self._follow([job for group in groups for job in group.jobs], points)
-            except HetctlError as error:
-                failure = error
-        for group in groups:
-            group.ingest(self.catalog)
-        if failure:
-            raise failure
-        for group in groups:
-            group.close(self.catalog)
-
-    def _follow(self, jobs: Sequence[ProfileJob], points: Sequence[ProfileTarget]) -> None:
-        try:
-            with self.interruptions.heeded():
-                follow(
-                    *(self.batch, jobs, points, self.observer.progressed),
-                    *(self.interruptions.check, self.project.waits.profile_poll_s, self.interval_s),
-                )
-        except Interruption as interruption:
-            self._end(interruption, [job.id for job in jobs])
-
-    def _end(self, interruption: Interruption, ids: Sequence[str]) -> NoReturn:
-        # SIGTERM and SIGHUP come from a machine or a lost connection: the user has not decided to cancel.
-        if interruption.number == signal.SIGINT and self._cancels(ids):
-            self.batch.cancel(ids)
-            raise_interrupted(
-                interruption, naming(ids, "is cancelled", "are cancelled"), "measured points are kept"
-            )
-        raise_interrupted(
-            interruption,
-            naming(ids, "goes on measuring", "go on measuring"),
-            "`hetctl profile` follows it to its end, `hetctl profile show` shows what is measured so far",
-        )
-
-    def _cancels(self, ids: Sequence[str]) -> bool:
-        """Ask the user if possible; a second signal means that the jobs continue."""
-        if not self.observer.can_ask:
-            return True
-        try:
-            with self.interruptions.heeded():
-                return self.observer.cancels(ids)
-        except Interruption:
-            return False
-
-
 def follow(
     batch: BatchSystem,
     jobs: Sequence[ProfileJob],
@@ -254,7 +152,7 @@ def follow(
     waiting = list(jobs)
     for ask in moments_to_ask(interval_s):
         waiting = under_way(batch, waiting) if ask else [job for job in waiting if not job.has_returned]
-        ended = set().union(*(ended_in(job.folder) for job in jobs))
+        ended = set().union(*(sources_in(job.folder, *MEASURED, SKIPPED, FAILED) for job in jobs))
         on_progress(len(ended & sources), len(sources))
         if not waiting:
             return

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from hashlib import sha256
+from pathlib import Path
 from typing import TextIO
 
 from hetctl.app.plan.job_request import refuse_wide_members
-from hetctl.app.profile.catalog_profiles import current_layers, rows_of
+from hetctl.app.profile.catalog_profiles import IMPORTED, RatePoints, current_layers, rows_of
 from hetctl.app.profile.folder import Failure, records_in
 from hetctl.app.profile.follow import ProfileMonitor
 from hetctl.app.profile.jobs import ProfileCommand
@@ -15,7 +18,6 @@ from hetctl.app.profile.rate_targets import ProfileCost, RateTargets
 from hetctl.app.profile.session import (
     JobUnderWay,
     ProfileOutcome,
-    ProfileSession,
     folders_of,
     jobs_under_way,
     known_profile,
@@ -23,16 +25,20 @@ from hetctl.app.profile.session import (
 )
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
+from hetctl.inputs.csv_table import RateRow, read_rates, write_rates
 from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.layer_profile import write_layers
+from hetctl.inputs.validation import NAME_RULE, SAFE_NAME
 from hetctl.model.combinations import features_of, refuse_conflicts
-from hetctl.model.ensemble import Ensemble
+from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.profile import (
     INTER_NODE,
     INTRA_NODE,
+    Hardware,
     LayerPoint,
     LinkPoint,
+    ProfilePoint,
     shapes_of,
 )
 from hetctl.model.site import Cluster, Site
@@ -56,12 +62,11 @@ def profile(
     InfeasibleError
         If a member needs more GPUs than the job has.
     """
-    cluster = Cluster.at(command.site, command.size.gpus)
-    refuse_wide_members(command.ensemble.members, cluster, mix_types=True)
-    with profiling(project, command, observer) as attending:
+    refuse_wide_members(command.ensemble.members, Cluster.at(command.site, command.size.gpus), mix_types=True)
+    with profiling(project, command, observer) as session:
         ensemble, site = command.ensemble.name, command.site.name
-        rates = RateTargets(command, lambda: attending.catalog.points(ensemble, site))
-        session = ProfileSession(attending, command, rates.known(), rates)
+        rates = RateTargets(command, lambda: session.catalog.points(ensemble, site))
+        session.begin(rates.known(), rates)
         session.measure(rates.targets())
         if command.detach:
             return known_profile(project, command.ensemble, command.site)
@@ -69,8 +74,8 @@ def profile(
         if command.beyond:
             session.measure(rates.beyond())
         return ProfileOutcome(
-            points=tuple(attending.catalog.points(ensemble, site)),
-            preprocess=tuple(attending.catalog.preprocess(ensemble, site)),
+            points=tuple(session.catalog.points(ensemble, site)),
+            preprocess=tuple(session.catalog.preprocess(ensemble, site)),
             measured=session.measured,
             known=session.known_before,
             failures=tuple(session.failures),
@@ -142,10 +147,9 @@ def profile_layers(
                 "give --gpus a larger number, of two nodes if the site has several",
             )
         wanted += ends
-    with profiling(project, command, observer) as attending:
-        catalog = attending.catalog
-        known = _known(catalog, command.ensemble, site)
-        session = ProfileSession(attending, command, known.intersection(wanted))
+    with profiling(project, command, observer) as session:
+        catalog = session.catalog
+        session.begin(_known(catalog, command.ensemble, site).intersection(wanted))
         session.measure(wanted)
         if command.detach:
             return known_layers(project, command.ensemble, site, members)
@@ -236,3 +240,110 @@ def _known(catalog: Catalog, ensemble: Ensemble, site: Site) -> set[ProfileTarge
         ),
         *(ProfileTarget(point.link, 2, LINKS) for point in catalog.links(site.name)),
     }
+
+
+def import_rates(project: Project, ensemble: Ensemble, site: Site, path: Path) -> int:
+    """Store the rates of a table as an ensemble's profile; return their number.
+
+    Raises
+    ------
+    BadInputError
+        If anything in the table is wrong, or it names a member that the ensemble does not have.
+    """
+    rows = read_rates(path)
+    members = {member.name: member for member in ensemble.members}
+    strangers = sorted({row.member for row in rows} - members.keys())
+    if strangers:
+        raise BadInputError(
+            f"{path}: ensemble {ensemble.name} has no member {', '.join(strangers)}",
+            f"its members are: {', '.join(members)}",
+        )
+    points = _points(rows, members)
+    with project.writing(create=True) as catalog:
+        catalog.save_ensemble(ensemble)
+        catalog.save_site(site)
+        catalog.save_points(ensemble.name, site.name, points)
+        # No other file of the project has these rates.
+        catalog.back_up()
+    return len(points)
+
+
+def import_ensemble(project: Project, name: str, path: Path) -> tuple[Ensemble, int]:
+    """Create an ensemble from the members of a rate table; return it, and the number of its rates.
+
+    It can be simulated, but has no networks to train. It replaces an earlier import under this name. A
+    member's configuration is a digest of its rates, so that rates of other tables do not apply to it. The
+    ensemble is saved last; until then the earlier one is valid.
+
+    Raises
+    ------
+    BadInputError
+        If anything in the table is wrong or missing, or an ensemble with networks has the name.
+    """
+    if SAFE_NAME.fullmatch(name) is None:
+        raise BadInputError(f"name: {NAME_RULE}, got {name!r}", "choose another --name")
+    rows = read_rates(path, with_work=True)
+    members = {member.name: member for member in _members(rows)}
+    ensemble = Ensemble(name, IMPORTED, Functions("", ""), tuple(members.values()), folder="")
+    with project.writing(create=True) as catalog:
+        earlier = catalog.ensemble(name)
+        if earlier is not None and earlier.framework != IMPORTED:
+            raise BadInputError(
+                f"ensemble {name} is in the catalog and has networks to train", "choose another --name"
+            )
+        catalog.save_points(name, IMPORTED, _points(rows, members))
+        catalog.save_ensemble(ensemble)
+        catalog.back_up()
+    return ensemble, len(rows)
+
+
+def export_rates(project: Project, ensemble: Ensemble, site: Site, file: TextIO) -> int:
+    """Write an ensemble's profile as a rate table; return the number of rows.
+
+    Raises
+    ------
+    BadInputError
+        If the ensemble has no profile at this site.
+    """
+    with project.reading() as catalog:
+        points = catalog.points(ensemble.name, site.name)
+    of_members = RatePoints(points, ensemble)
+    # A row for each member: a table is imported by the names of members, not by their shapes.
+    known = [
+        replace(p, member=member.name) for member in ensemble.members for p in of_members.of(member.name)
+    ]
+    if not known:
+        raise BadInputError(
+            f"there is no profile of {ensemble.name} at site {site.name}", "run `hetctl profile` first"
+        )
+    write_rates(
+        (RateRow(p.member, p.gpus, p.rate, p.machine.gpu_type, p.samples, p.busy) for p in known), file
+    )
+    return len(known)
+
+
+def _points(rows: Iterable[RateRow], members: Mapping[str, Member]) -> list[ProfilePoint]:
+    now = time.time()
+    return [
+        ProfilePoint(
+            member=row.member,
+            gpus=row.gpus,
+            rate=row.rate,
+            fingerprint=members[row.member].fingerprint,
+            batch_size=members[row.member].batch_size,
+            measured_at=now,
+            machine=Hardware(row.gpu_type or IMPORTED, IMPORTED, IMPORTED),
+            samples=row.samples,
+            busy=row.busy,
+        )
+        for row in rows
+    ]
+
+
+def _members(rows: Iterable[RateRow]) -> list[Member]:
+    tables: dict[str, list[RateRow]] = {}
+    for row in rows:
+        tables.setdefault(row.member, []).append(row)
+    # A digest in place of the table: configs are read, encoded and compared by every command.
+    digests = {name: sha256(repr(table).encode()).hexdigest() for name, table in tables.items()}
+    return [Member(name, {"rates": digest}) for name, digest in digests.items()]

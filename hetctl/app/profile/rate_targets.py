@@ -102,7 +102,8 @@ class RateTargets:
         left = [target for target in self.targets() if target not in known]
         first = self.worth_measuring(left, known)
         most = left if first else []
-        point_s, nodes = self._point_s(), nodes_of(most, site.gpus_per_node) if most else 0
+        earlier, nodes = self._current(), nodes_of(most, site.gpus_per_node) if most else 0
+        point_s = statistics.fmean(map(_seconds_of, earlier)) if earlier else None
         # Points share the job's GPUs.
         gpu_s = sum(target.gpus for target in most) * (point_s or self._assumed_s)
         job_s = gpu_s / (nodes * site.gpus_per_node) + JOB_START_S if most else 0.0
@@ -124,12 +125,7 @@ class RateTargets:
 
     @property
     def _assumed_s(self) -> float:
-        is_command = self._is_of_commands
-        return (self._command.command_s or USUAL_COMMAND_S) if is_command else POINT_S
-
-    def _point_s(self) -> float | None:
-        """Return the mean seconds of a point of the catalog; None if it has none."""
-        return statistics.fmean(map(_seconds_of, points)) if (points := self._current()) else None
+        return (self._command.command_s or USUAL_COMMAND_S) if self._is_of_commands else POINT_S
 
     def _shape_rates(
         self, left: Iterable[ProfileTarget], known: Collection[ProfileTarget]

@@ -2,42 +2,49 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
+from typing import NoReturn
 
 from hetctl.app.profile.folder import (
+    MEASURED,
+    SKIPPED,
     Failure,
     failures_in,
-    measured_in,
     measurements_in,
     records_in,
-    skipped_in,
+    sources_in,
     wanted_of,
 )
 from hetctl.app.profile.follow import (
-    InterruptibleJobs,
     Interruption,
     Interruptions,
     ProfileMonitor,
+    follow,
+    naming,
     raise_interrupted,
 )
 from hetctl.app.profile.jobs import (
     JobGroup,
     ProfileCommand,
     ProfileJob,
+    groups_under_way,
     ingest_all,
     open_groups,
+    submit,
     unread_folders,
 )
 from hetctl.app.profile.rate_targets import RateTargets
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
-from hetctl.cluster.batch.base import BatchSystem
+from hetctl.catalog.lock import ProjectLock
+from hetctl.cluster.batch.base import BatchSystem, SubmissionInDoubtError
 from hetctl.model.combinations import features_of, refuse_conflicts
 from hetctl.model.ensemble import COMMAND, Ensemble
-from hetctl.model.errors import BadInputError, BatchSystemError
+from hetctl.model.errors import BadInputError, BatchSystemError, HetctlError
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.profile import PreprocessPoint, ProfilePoint, RateShape, shapes_of
 from hetctl.model.site import Queue, Site
@@ -158,14 +165,14 @@ def _described(job: str, status: JobStatus, folders: Sequence[Path]) -> JobUnder
         state=status.state.value,
         reason=status.reason,
         points=sum(len(measurements.points) for _, measurements in wanted),
-        measured=sum(len(measured_in(folder)) for folder, _ in wanted),
+        measured=sum(len(sources_in(folder, *MEASURED)) for folder, _ in wanted),
     )
 
 
 @contextmanager
 def profiling(
     project: Project, command: ProfileCommand, observer: ProfileMonitor | None
-) -> Iterator[InterruptibleJobs]:
+) -> Iterator[ProfileSession]:
     """Open the catalog for a profiling command; a signal within ends it, and measured points are kept.
 
     Raises
@@ -186,11 +193,8 @@ def profiling(
         catalog.save_site(command.site)
         # A killed command may have left measured points on the disk.
         ingest_all(catalog, home.profiles)
-        batch, monitor = project.batch_system(command.site), observer or ProfileMonitor()
-        interval_s = command.site.query_interval_s
-        jobs = InterruptibleJobs(project, batch, catalog, lock, interruptions, monitor, interval_s)
         try:
-            yield jobs
+            yield ProfileSession(project, command, observer or ProfileMonitor(), catalog, lock, interruptions)
         except Interruption as interruption:
             raise_interrupted(interruption, "the command ended", "`hetctl profile` continues from here")
 
@@ -211,12 +215,12 @@ def _refuse_too_many(jobs: int, site: Site, queue: Queue) -> None:
 class ProfileSession:
     """The targets of a command, measured by its own jobs or by those of earlier commands.
 
+    A signal may interrupt the submission and monitoring of jobs at any time.
+
     Parameters
     ----------
-    known : iterable of ProfileTarget
-        Targets in the catalog.
-    rates : RateTargets or None
-        Choice of the rates that can change the plan; None: other targets, which are all measured.
+    lock : ProjectLock
+        Lock of the project, which this process has.
 
     Attributes
     ----------
@@ -228,19 +232,33 @@ class ProfileSession:
 
     def __init__(
         self,
-        jobs: InterruptibleJobs,
+        project: Project,
         command: ProfileCommand,
-        known: Iterable[ProfileTarget],
-        rates: RateTargets | None = None,
+        observer: ProfileMonitor,
+        catalog: Catalog,
+        lock: ProjectLock,
+        interruptions: Interruptions,
     ) -> None:
-        self._jobs = jobs
-        self._command = command
-        self._known = set() if command.force else set(known)
-        self._rates = rates
+        self._project, self._command, self._observer = project, command, observer
+        self.catalog, self._lock, self._interruptions = catalog, lock, interruptions
+        self._batch = project.batch_system(command.site)
+        self._rates: RateTargets | None = None
+        self._known: set[ProfileTarget] = set()
         self._skipped: set[ProfileTarget] = set()
         self._earlier: Sequence[JobGroup] = ()
-        self.known_before = len(self._known)
+        self.known_before = 0
         self.failures: list[Failure] = []
+
+    def begin(self, known: Iterable[ProfileTarget], rates: RateTargets | None = None) -> None:
+        """Note the targets in the catalog.
+
+        Parameters
+        ----------
+        rates : RateTargets or None
+            Choice of the rates that can change the plan; None: other targets, which are all measured.
+        """
+        self._known, self._rates = set() if self._command.force else set(known), rates
+        self.known_before = len(self._known)
 
     @property
     def measured(self) -> int:
@@ -261,10 +279,16 @@ class ProfileSession:
         if not left or (rates and not rates.worth_measuring(left, self._known)):
             return
         cores, known = ((), None) if rates is None else (self._missing_cores(), rates.points(self._known))
-        group = self._jobs.submit(self._command, left, cores, known)
+        # A signal that arrives meanwhile is kept.
+        self._interruptions.check()
+        try:
+            group = submit(self._project, self._batch, self._command, left, cores, known)
+        except SubmissionInDoubtError:
+            self._interruptions.check()  # Ctrl-C is also sent to sbatch and ends it
+            raise
         if self._command.detach:
             return
-        self._jobs.wait([group], left)
+        self._wait([group], left)
         self._take([group], left, lost=True)
 
     def _untried(self, points: Iterable[ProfileTarget]) -> list[ProfileTarget]:
@@ -276,7 +300,7 @@ class ProfileSession:
         ensemble, site = self._command.ensemble, self._command.site
         if ensemble.framework == COMMAND:
             return ()
-        known = {point.cores for point in self._jobs.catalog.preprocess(ensemble.name, site.name)}
+        known = {point.cores for point in self.catalog.preprocess(ensemble.name, site.name)}
         folders = [folder for group in self._earlier for folder in group.folders]
         known.update(cores for _, wanted in measurements_in(folders) for cores in wanted.preprocess_cores)
         doubled = (2**power for power in range(site.cores_per_node.bit_length()))
@@ -285,17 +309,21 @@ class ProfileSession:
     def _adopt(self, points: Sequence[ProfileTarget]) -> bool:
         """Wait for other commands' jobs that measure some of the points; return false without any."""
         ensemble, site = self._command.ensemble, self._command.site
-        self._earlier = self._jobs.under_way(ensemble.name, site.name)
+        with self._interruptions.heeded():
+            self._earlier = groups_under_way(
+                *(self._batch, self.catalog, self._project.home.profiles),
+                *(ensemble.name, site.name, self._project.waits.settle_s),
+            )
         shared = {group: self._wanted_of(group).intersection(points) for group in self._earlier}
         adopted = [group for group in self._earlier if shared[group]]
         if not adopted:
             return False
         for group in adopted:
-            self._jobs.observer.adopted(group.ids, len(shared[group]))
+            self._observer.adopted(group.ids, len(shared[group]))
         if self._command.detach:
             return True
         wanted = [point for point in points if any(point in shared[group] for group in adopted)]
-        self._jobs.wait(adopted, wanted)
+        self._wait(adopted, wanted)
         self._take(adopted, wanted, lost=False)
         return True
 
@@ -308,10 +336,59 @@ class ProfileSession:
         """Add the measured points of jobs that have ended, and their failures."""
         for folder, measurements in measurements_in(path for group in groups for path in group.folders):
             share = wanted_of(measurements, self._command.ensemble).intersection(points)
-            ended = measured_in(folder)
+            ended = sources_in(folder, *MEASURED)
             measured = {point for point in share if point.source in ended}
             self._known |= measured
-            skipped = skipped_in(folder)
+            skipped = sources_in(folder, SKIPPED)
             self._skipped |= {point for point in share if point.source in skipped}
             left = [point for point in points if point in share - measured - self._skipped]
             self.failures += failures_in(folder, left, lost=lost)
+
+    def _wait(self, groups: Sequence[JobGroup], points: Sequence[ProfileTarget]) -> None:
+        """Wait for jobs until they end or a signal arrives; store what is measured by then."""
+        failure = None
+        # This takes hours: runs would not go on meanwhile, nor could they be cancelled.
+        with self._lock.released():
+            try:
+                self._follow([job for group in groups for job in group.jobs], points)
+            except HetctlError as error:
+                failure = error
+        for group in groups:
+            group.ingest(self.catalog)
+        if failure:
+            raise failure
+        for group in groups:
+            group.close(self.catalog)
+
+    def _follow(self, jobs: Sequence[ProfileJob], points: Sequence[ProfileTarget]) -> None:
+        try:
+            with self._interruptions.heeded():
+                follow(
+                    *(self._batch, jobs, points, self._observer.progressed, self._interruptions.check),
+                    *(self._project.waits.profile_poll_s, self._command.site.query_interval_s),
+                )
+        except Interruption as interruption:
+            self._end(interruption, [job.id for job in jobs])
+
+    def _end(self, interruption: Interruption, ids: Sequence[str]) -> NoReturn:
+        # SIGTERM and SIGHUP come from a machine or a lost connection: the user has not decided to cancel.
+        if interruption.number == signal.SIGINT and self._cancels(ids):
+            self._batch.cancel(ids)
+            raise_interrupted(
+                interruption, naming(ids, "is cancelled", "are cancelled"), "measured points are kept"
+            )
+        raise_interrupted(
+            interruption,
+            naming(ids, "goes on measuring", "go on measuring"),
+            "`hetctl profile` follows it to its end, `hetctl profile show` shows what is measured so far",
+        )
+
+    def _cancels(self, ids: Sequence[str]) -> bool:
+        """Ask the user if possible; a second signal means that the jobs continue."""
+        if not self._observer.can_ask:
+            return True
+        try:
+            with self._interruptions.heeded():
+                return self._observer.cancels(ids)
+        except Interruption:
+            return False

@@ -11,11 +11,11 @@ import json
 import os
 import platform
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hetctl import __version__
 from hetctl.app.project import Project
@@ -44,7 +44,6 @@ CONTEXT = [f"{CRATE}/context", "https://w3id.org/ro/terms/workflow-run/context"]
 MOST_DIGESTED = 16 * 2**30
 """Bytes of data beyond which sizes alone are kept: digests would take minutes."""
 ENDING = ".crate.zip"
-CHUNK = 2**20
 STATUS_OF = {"finished": "CompletedActionStatus", "failed": "FailedActionStatus"}
 """Terms of schema.org for states of a run; all others are of one that goes on."""
 
@@ -128,7 +127,7 @@ def data_of(ensemble: Ensemble) -> dict[str, DataFile]:
     sizes = {file: file.stat().st_size for file in found}
     is_small = sum(sizes.values()) <= MOST_DIGESTED
     return {
-        _named(file, folder): DataFile(sizes[file], _sha256(file) if is_small else None)
+        _named(file, folder): DataFile(sizes[file], _digest(file.open("rb")) if is_small else None)
         for file in sorted(found)
     }
 
@@ -145,12 +144,10 @@ def _files_in(path: Path) -> Iterator[Path]:
         yield from (file for name in names if (file := Path(folder, name)).is_file())
 
 
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as data:
-        while chunk := data.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+def _digest(data: IO[bytes]) -> str:
+    """Return the SHA-256 of an open file, and close it."""
+    with data:
+        return hashlib.file_digest(data, "sha256").hexdigest()  # type: ignore[arg-type]
 
 
 def _versions() -> dict[str, str]:
@@ -220,16 +217,8 @@ def _file(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
         "@type": "File",
         "name": name.rpartition("/")[2],
         "contentSize": str(archive.getinfo(name).file_size),
-        "sha256": _digest_in(archive, name),
+        "sha256": _digest(archive.open(name)),
     }
-
-
-def _digest_in(archive: zipfile.ZipFile, name: str) -> str:
-    digest = hashlib.sha256()
-    with archive.open(name) as data:
-        while chunk := data.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _links(entities: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -252,7 +241,7 @@ def check_bundle(project: Project, path: Path) -> BundleCheck:
         with zipfile.ZipFile(path) as archive:
             crate = json.loads(archive.read(METADATA))
             files = [each for each in crate["@graph"] if each["@type"] == "File"]
-            own = {each["@id"]: (each["sha256"], _digest_in(archive, each["@id"])) for each in files}
+            own = {each["@id"]: (each["sha256"], _digest(archive.open(each["@id"]))) for each in files}
             origin = decode(Origin, json.loads(archive.read(ORIGIN)))
             spec = json.loads(archive.read(SPEC))
     except OSError as error:
@@ -260,37 +249,31 @@ def check_bundle(project: Project, path: Path) -> BundleCheck:
     except (ValueError, LookupError, TypeError, zipfile.BadZipFile) as error:
         raise BadInputError(f"{path} is no bundle of a run: {error}", "`hetctl bundle` writes one") from None
     code = {name.removeprefix(CODE): kept for name, (kept, _) in own.items() if name.startswith(CODE)}
-    pairs = [
+    versions = _versions()
+    pairs: list[tuple[str, str | None, str | None]] = [
         *((f"{name} in the bundle", *digests) for name, digests in own.items()),
-        *_pairs("module", code, {name: _digest_of(project.folder / name) for name in code}),
-        *_pairs("data", *_data_of(project, origin)),
-        *_pairs("package", origin.versions, _versions()),
+        *((f"module {name}", kept, _found(project.folder / name, True)) for name, kept in code.items()),
+        *(
+            (
+                f"data {name}",
+                one.sha256 or _size(one.bytes),
+                _found(project.folder / name, bool(one.sha256)),
+            )
+            for name, one in origin.data.items()
+        ),
+        *((f"package {name}", kept, versions.get(name)) for name, kept in origin.versions.items()),
         *([("revision", origin.revision, revision_of(project.folder))] if origin.revision else []),
     ]
     differences = tuple(BundleDifference(*pair) for pair in pairs if pair[1] != pair[2])
     return BundleCheck(spec["run"], len(pairs), differences)
 
 
-Pair = tuple[str, str | None, str | None]
-"""Name of what is compared, its value in the bundle, and its value here or None."""
+def _found(file: Path, digested: bool) -> str | None:
+    """Return the digest of a file here, or its size; None if there is none."""
+    if not file.is_file():
+        return None
+    return _digest(file.open("rb")) if digested else _size(file.stat().st_size)
 
 
-def _pairs(kind: str, bundled: Mapping[str, str], here: Mapping[str, str | None]) -> list[Pair]:
-    return [(f"{kind} {name}", value, here.get(name)) for name, value in bundled.items()]
-
-
-def _data_of(project: Project, origin: Origin) -> tuple[dict[str, str], dict[str, str | None]]:
-    """Return the digests of the data of a bundle and here or, of files without a digest, the sizes."""
-    bundled = {name: file.sha256 or f"{file.bytes} bytes" for name, file in origin.data.items()}
-    paths = {name: project.folder / name for name in bundled}
-    return bundled, {
-        name: _digest_of(path) if origin.data[name].sha256 else _size_of(path) for name, path in paths.items()
-    }
-
-
-def _digest_of(file: Path) -> str | None:
-    return _sha256(file) if file.is_file() else None
-
-
-def _size_of(file: Path) -> str | None:
-    return f"{file.stat().st_size} bytes" if file.is_file() else None
+def _size(count: int) -> str:
+    return f"{count} bytes"

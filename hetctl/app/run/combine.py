@@ -16,7 +16,7 @@ import numpy as np
 
 from hetctl.app.project import Project
 from hetctl.app.run.export import NO_GPU, Source, best_first, replacing, saved_network, sources_of
-from hetctl.app.run.weight_averages import WeightAverages, averaged_network, of_one_shape
+from hetctl.app.run.weight_averages import Trained, averaged_network, of_one_shape, outputs_of_averages
 from hetctl.model.errors import BadInputError
 from hetctl.model.exports import (
     ACCURACY,
@@ -67,6 +67,11 @@ class _Known:
     epoch: int
     outputs: Array
     targets: Array
+
+    @property
+    def trained(self) -> Trained:
+        """The member with that epoch."""
+        return self.source, self.epoch
 
 
 @dataclass(frozen=True)
@@ -170,13 +175,8 @@ def combine(
 
 
 def _library(run: str, found: Mapping[str, Source]) -> tuple[_Library, dict[str, str]]:
-    left_out: dict[str, str] = {}
-    trained = {}
-    for name, source in found.items():
-        if not source.progress.epochs:
-            left_out[name] = "it has no finished epoch"
-        else:
-            trained[name] = source
+    trained = {name: source for name, source in found.items() if source.progress.epochs}
+    left_out = {name: "it has no finished epoch" for name in found if name not in trained}
     rules = {(source.member.stop.metric, source.member.stop.mode) for source in trained.values()}
     names = best_first(trained) if len(rules) == 1 else list(trained)
     left_out |= dict.fromkeys(names[MOST_CANDIDATES:], f"it is not one of the best {MOST_CANDIDATES}")
@@ -276,20 +276,17 @@ def _weighted_way(library: _Library, weights_of: Callable[[Task], Weights]) -> _
 def _soups(library: _Library, stack: ExitStack) -> dict[str, _Way]:
     """Return averages of weights of the most members with one shape; none if all shapes differ."""
     networks = [at for at, one in enumerate(library.known) if not one.source.member.command]
-    alike = of_one_shape([(library.known[at].source, library.known[at].epoch) for at in networks])
+    alike = of_one_shape([library.known[at].trained for at in networks])
     group = [networks[at] for at in alike]
     if len(group) < 2:
         return {}
     members = [library.known[index].source.member.name for index in group]
     forms = [library.forms[index] for index in group]
-    averages = WeightAverages(
-        [(library.known[index].source, library.known[index].epoch) for index in group], stack
-    )
+    outputs_of = outputs_of_averages([library.known[index].trained for index in group], stack)
     task = library.task
 
     def predictions(chosen: tuple[int, ...]) -> Array:
-        outputs = averages.outputs(chosen)[library.rows]
-        return selection.predictions_of(outputs, forms[chosen[0]])
+        return selection.predictions_of(outputs_of(chosen)[library.rows], forms[chosen[0]])
 
     def chosen_by(rows: Array) -> tuple[int, ...]:
         part = task.of(rows)
@@ -330,11 +327,10 @@ def _combination(name: str, way: _Way, before: _Way, library: _Library) -> Combi
         return lambda others: selection.scaled(way.judged[others], by)
 
     loss = SCORES[LOSS]
-    scaled = selection.judged(choose, way.judged.shape)
     return replace(
         found,
         loss=float(loss(way.judged, task.targets).mean()),
-        scaled_loss=float(loss(scaled, task.targets).mean()),
+        scaled_loss=float(loss(selection.judged(choose, way.judged.shape), task.targets).mean()),
         temperature=selection.temperature(way.judged, task.targets),
     )
 
@@ -358,9 +354,7 @@ def _write(output: Path, run: str, library: _Library, chosen: Combination) -> No
             one = known[name]
             ensemble = one.source.ensemble
             file = f"{chosen.way if is_soup else name}{ENDINGS[ensemble.framework]}"
-            parts = [
-                (known[part].source, known[part].epoch) for part in (chosen.weights if is_soup else [name])
-            ]
+            parts = [known[part].trained for part in (chosen.weights if is_soup else [name])]
             saved = saved_network(one.source, ensemble, averaged_network(parts))
             load_framework(ensemble.framework).write_weights(saved, folder / file)
             members.append(

@@ -1,22 +1,25 @@
-"""Runs beside each other: what differs in their input, and their results by member."""
+"""Lists of runs, and runs beside each other: what differs in their input, and their results by member."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hetctl.app.project import Project
-from hetctl.app.run.run_list import runs_of
 from hetctl.app.run.select_run import named_run
+from hetctl.catalog.stored_runs import ListedRun, listed_runs
 from hetctl.model.interpreter import frozen_afterwards
-from hetctl.model.run_results import Difference, MemberResult, RunComparison, RunSummary
+from hetctl.model.job import UNDER_WAY
+from hetctl.model.run_results import Difference, MemberResult, RunComparison, RunLine, RunSummary
 from hetctl.model.seed_groups import PairedSeeds, groups_of, paired
 from hetctl.model.serialization import rows_in_full
 from hetctl.storage.paths import RunFolder
+from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_files import read_spec
-from hetctl.storage.run_results import members_noted_with, results_of
+from hetctl.storage.run_results import known_summary, members_noted_with, results_of, summary_of
 from hetctl.storage.run_state import state_in
 
 OF_RUN = ("planner", "options", "sharing", "mode", "gpus", "queue", "wall_s", "retries", "modules")
@@ -87,8 +90,7 @@ def differences_of(specs: Sequence[Mapping[str, Any]]) -> Iterator[Difference]:
 
     Equal differences of several members are combined.
     """
-    tables = [dict(_of_run(spec)) for spec in specs]
-    for key, values in _differing(tables):
+    for key, values in _differing([dict(_of_run(spec)) for spec in specs]):
         yield Difference(key, (), values)
     first, *others = (spec["ensemble"]["members"] for spec in specs)
     if all(other == first for other in others):
@@ -127,3 +129,28 @@ def _differing(tables: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, tuple
         values = tuple(table.get(key) for table in tables)
         if any(value != values[0] for value in values):
             yield key, values
+
+
+def runs_of(project: Project, names: Container[str] | None = None) -> list[RunLine]:
+    """Return all runs, or the named ones, the newest first; only those under way are asked about."""
+    project.require_catalog()
+    listed = listed_runs(project.home.catalog)
+    with frozen_afterwards():
+        return [_line(project, run) for run in reversed(listed) if names is None or run.name in names]
+
+
+def _line(project: Project, run: ListedRun) -> RunLine:
+    folder = project.home.run(run.name)
+    line = RunLine(run.name, run.ensemble, run.site, run.state, run.created_at, None)
+    if not folder.spec.exists():
+        return line
+    if run.state in UNDER_WAY:
+        # Imported here: most runs have ended.
+        from hetctl.app.run.status import state_and_summary
+
+        state, summary = PATIENT.call(state_and_summary, project, run)
+        return replace(line, state=state, results=summary)
+    if known := known_summary(folder):
+        return replace(line, results=known)
+    spec = read_spec(folder)
+    return replace(line, results=summary_of(state_in(folder, spec), spec))

@@ -14,27 +14,32 @@ from hetctl.app.profile.catalog_profiles import member_profiles
 from hetctl.app.project import Project
 from hetctl.app.run.changes import (
     KEPT,
+    MOST_NAMED,
     Change,
     changes_among,
     differences,
+    refusals,
     refuse_edited_modules,
     refuse_what_is_kept,
 )
 from hetctl.app.run.job_states import used_until_now
 from hetctl.catalog.catalog import Catalog
+from hetctl.catalog.stored_runs import RunRecord
 from hetctl.cluster.render.job_script import refuse_unknown_options
 from hetctl.inputs.visit_times import read_run_trace
 from hetctl.model.combinations import HOPS, features_of, refuse_conflicts
 from hetctl.model.ensemble import Ensemble, StopRule
 from hetctl.model.errors import BadInputError
+from hetctl.model.job import ENDED
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, Plan
+from hetctl.model.profile import some_of
 from hetctl.model.run import Budget, MemberEdit, RunSpec
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
 from hetctl.model.values import dataclass
-from hetctl.storage.atomic_io import write_private
 from hetctl.storage.kept_modules import imported_modules, modules_of, revision_of
 from hetctl.storage.paths import RunFolder
+from hetctl.storage.run_files import checkpoint_folder
 from hetctl.storage.run_state import state_in
 
 
@@ -50,11 +55,6 @@ def check_replay(trace: Path, ensemble: Ensemble, mode: str) -> None:
     count = ensemble.partitions.count if ensemble.partitions else 0
     members = [member.name for member in ensemble.members]
     read_run_trace(trace, members, [f"p{number}" for number in range(count)])
-
-
-def keep_replay(trace: Path, folder: RunFolder) -> None:
-    """Copy a trace into the folder of a run, where its jobs read it."""
-    write_private(folder.create().replay, trace.read_text(encoding="utf-8-sig"))
 
 
 def replay_now(stored: str, trace: Path | None) -> str:
@@ -124,7 +124,9 @@ class RequestedOptions:
     @property
     def given(self) -> dict[str, str]:
         """Options that a run has to store, as in `RunSpec`."""
-        site = self.site and (str(Path(self.site).resolve()) if _is_file(self.site) else self.site)
+        site = self.site
+        if site and ("/" in site or site.endswith(".yaml")):
+            site = str(Path(site).resolve())
         named = {
             "site": site,
             "account": self.account,
@@ -134,10 +136,6 @@ class RequestedOptions:
             "planner": self.planner,
         }
         return {name: value for name, value in named.items() if value is not None}
-
-
-def _is_file(site: str) -> bool:
-    return "/" in site or site.endswith(".yaml")
 
 
 def with_input(project: Project, spec: RunSpec, ensemble: Ensemble, requested: RequestedOptions) -> RunSpec:
@@ -160,7 +158,8 @@ def with_input(project: Project, spec: RunSpec, ensemble: Ensemble, requested: R
         spec,
         ensemble=_ensemble_now(spec, ensemble),
         site=site,
-        planner=_planner_now(spec, requested),
+        # Of the same ``auto``, the planner that was chosen for the run.
+        planner=spec.planner if requested.planner in (None, spec.given.get("planner")) else requested.planner,
         options={**spec.options, **requested.options},
         sharing=requested.sharing or spec.sharing,
         mode=requested.mode or spec.mode,
@@ -246,11 +245,6 @@ def plan_of_rest(project: Project, catalog: Catalog, spec: RunSpec, *, explain: 
     return plan_from(request)
 
 
-def is_done(folder: RunFolder, spec: RunSpec) -> bool:
-    """Return true if no member needs more training."""
-    return not state_in(folder, spec).has_work
-
-
 def has_work(folder: RunFolder, spec: RunSpec, now: RunSpec) -> bool:
     """Return true if a run has work left, or gets some by new input that it may take over.
 
@@ -259,9 +253,9 @@ def has_work(folder: RunFolder, spec: RunSpec, now: RunSpec) -> bool:
     now : RunSpec
         Result of `with_input`.
     """
-    if not is_done(folder, spec):
+    if state_in(folder, spec).has_work:
         return True
-    return all(one.rule.may for one in differences(spec, now)) and not is_done(folder, now)
+    return all(one.rule.may for one in differences(spec, now)) and state_in(folder, now).has_work
 
 
 def _with_profiles(catalog: Catalog, spec: RunSpec) -> RunSpec:
@@ -286,11 +280,6 @@ def _site_now(project: Project, spec: RunSpec, requested: RequestedOptions) -> S
     # Before the next job is rendered, by a script that nobody watches.
     refuse_unknown_options(site)
     return site
-
-
-def _planner_now(spec: RunSpec, requested: RequestedOptions) -> str:
-    """Return the requested planner; for the same ``auto``, the one that was chosen for the run."""
-    return spec.planner if requested.planner in (None, spec.given.get("planner")) else requested.planner
 
 
 def _queue_now(spec: RunSpec, site: Site, requested: RequestedOptions) -> str:
@@ -352,3 +341,67 @@ def _planning_mode(spec: RunSpec) -> str:
     if len(spec.phases) == 1:
         return spec.phases[0] if spec.phases[0] in (HOPPER, PIPELINE) else DATA_PARALLEL
     return AUTO
+
+
+ANOTHER = "`hetctl submit --new` starts another run"
+MORE = "a larger max_epochs or patience, another target, or more members continue it"
+MORE_OF_FAILED = f"a larger --retries, {MORE.removeprefix('a ')}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Choice of a run.
+
+    Parameters
+    ----------
+    run : str or None
+        Run that continues; None: another one starts.
+    note : str
+        Reason, and how to get the other; empty if there is no choice.
+    """
+
+    run: str | None
+    note: str = ""
+
+
+def choose_run(project: Project, ensemble: Ensemble, requested: RequestedOptions) -> Choice:
+    """Choose the newest run of an ensemble if it has work left, or gets some by what was edited or given.
+
+    Parameters
+    ----------
+    ensemble : Ensemble
+        The ensemble as its file is now.
+    """
+    if not project.home.catalog.exists():
+        return Choice(None)
+    with project.reading() as catalog:
+        record = catalog.newest_run(ensemble.name)
+    if record is None:
+        return Choice(None)
+    run = record.spec.run
+    if record.state not in ENDED:
+        return Choice(run, ANOTHER)
+    if obstacle := _obstacle(project, record, ensemble, requested):
+        return Choice(None, f"run {run} is {record.state} and does not continue: {obstacle}")
+    return Choice(run, f"it was {record.state}, and has more to train now; {ANOTHER}")
+
+
+def _obstacle(project: Project, record: RunRecord, ensemble: Ensemble, requested: RequestedOptions) -> str:
+    """Return why a run that has ended does not continue; empty if it does."""
+    spec, folder = record.spec, project.home.run(record.spec.run)
+    if not folder.spec.exists():
+        return f"its folder {folder.path} is gone"
+    try:
+        now = with_input(project, spec, ensemble, requested)
+    except BadInputError as error:
+        return error.message
+    if kept := refusals(differences(spec, now), spec.run):
+        return "; ".join(kept)
+    state = state_in(folder, now)
+    progress = state.progress
+    if not state.has_work:
+        failed = any(member.failed for member in progress.values())
+        return f"it has nothing left to train; {MORE_OF_FAILED if failed else MORE}"
+    trained = [name for name, member in progress.items() if member.active and member.epochs]
+    gone = [name for name in trained if not checkpoint_folder(now, name).exists()]
+    return f"the checkpoints of {some_of(gone, MOST_NAMED)} are gone" if gone else ""

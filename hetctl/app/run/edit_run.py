@@ -1,10 +1,12 @@
-"""Edits of a run by its users: members that join or leave it, their stop rules, and its next jobs.
+"""Edits of a run by its users: members that join or leave it, stop rules, next jobs; and requests.
 
-A running job goes on with the edited members; a run that has ended does so by the next ``hetctl submit``.
+Requests are about members: pause, resume, cancel, retry. A running job heeds edits and requests at once; a
+run that has ended does so by the next ``hetctl submit``.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,27 +14,31 @@ from typing import Any
 from hetctl.app.project import Project
 from hetctl.app.run.changes import KEPT, OF_JOBS
 from hetctl.app.run.continue_run import RequestedOptions, continued, with_input
+from hetctl.app.run.job_states import CONTINUES
 from hetctl.app.run.lifecycle import RunTransition
-from hetctl.app.run.requests import MOST_NAMED, effect_of, refuse_unknown, write_requests
 from hetctl.app.run.select_run import record_of, require_folder, split_names
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError
-from hetctl.model.events import Request
+from hetctl.model.events import REQUESTS, Request
 from hetctl.model.job import UNDER_WAY
+from hetctl.model.plan import HOPPER
 from hetctl.model.profile import some_of
 from hetctl.model.run import MemberEdit, RunSpec
 from hetctl.model.serialization import encode
+from hetctl.model.training_progress import Progress
+from hetctl.storage.event_files import EventWriter
 from hetctl.storage.kept_modules import imported_modules
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_files import write_spec
-from hetctl.storage.run_state import state_in
+from hetctl.storage.run_state import RunState, state_in
 
 Edit = Callable[[Catalog, RunSpec, tuple[str, ...]], tuple[RunSpec, tuple[str, ...]]]
 """Function of a run and the named members; it returns the edited run, and the members with a request."""
 OF_RUN = ("",)
 """Names of the members in a request about the run."""
 AS_BEFORE = RequestedOptions()
-MODULES = "modules"
 
 
 def add_members(project: Project, names: Sequence[str], ensemble: Ensemble) -> RunTransition:
@@ -174,8 +180,8 @@ def _edit(
     with project.writing() as catalog:
         run, chosen = split_names(catalog.run_names(), names)
         record = record_of(catalog, run)
-        spec, folder = record.spec, project.home.run(record.spec.run)
-        require_folder(project, record, catalog.jobs(spec.run))
+        spec = record.spec
+        folder = require_folder(project, record, catalog.jobs(spec.run))
         state = state_in(folder, spec)
         if state.facts.edits < spec.edits:
             # A command was killed before it could tell the driver.
@@ -190,7 +196,7 @@ def _edit(
                 "give options, or edit the ensemble file first; `hetctl add` adds its new members",
             )
         # The modules of a later submit are its user's choice.
-        given = {key: word for key, word in new.given.items() if key != MODULES or key in spec.given}
+        given = {key: word for key, word in new.given.items() if key != "modules" or key in spec.given}
         new = replace(new, given=given)
         catalog.save_spec(new)
         write_spec(folder, new)
@@ -208,14 +214,12 @@ def _with_files(
     requested: RequestedOptions = AS_BEFORE,
 ) -> RunSpec:
     """Return a run by its present files and options; the budget is not granted anew."""
-    now = with_input(project, spec, ensemble, replace(requested, modules=KEPT))
-    return replace(now, budget=spec.budget)
+    return replace(with_input(project, spec, ensemble, replace(requested, modules=KEPT)), budget=spec.budget)
 
 
 def _joined(now: RunSpec, spec: RunSpec, joining: Any) -> RunSpec:
     """Return a run with more members at the end, and the others as they are."""
-    ensemble = replace(now.ensemble, members=(*spec.ensemble.members, *joining))
-    return replace(now, ensemble=ensemble)
+    return replace(now, ensemble=replace(now.ensemble, members=(*spec.ensemble.members, *joining)))
 
 
 def _member_like(project: Project, catalog: Catalog, spec: RunSpec, trial: str, name: str | None) -> Member:
@@ -259,3 +263,109 @@ def _with_rule(spec: RunSpec, chosen: Sequence[str], rule: Mapping[str, Any]) ->
             each = replace(each, stop=replace(each.stop, **rule))
         members.append(each)
     return replace(spec, ensemble=replace(spec.ensemble, members=tuple(members)), edited=edited)
+
+
+MOST_NAMED = 5
+"""Largest number of members that a refusal names."""
+
+
+def request(project: Project, names: Sequence[str], want: Request) -> RunTransition:
+    """Record a request about members; a job that runs heeds it within two seconds, any other when it starts.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Members of the newest run, or a run and its members.
+
+    Raises
+    ------
+    BadInputError
+        If the run has no such member, or one whose state does not permit it; nothing is then recorded.
+    """
+    with project.writing() as catalog:
+        run, members = split_names(catalog.run_names(), names)
+        record = record_of(catalog, run)
+        spec = record.spec
+        refuse_unknown(spec, members, want.value)
+        folder = require_folder(project, record, catalog.jobs(spec.run))
+        if HOPPER in spec.phases:
+            raise BadInputError(
+                f"members of run {spec.run} hop, and visits of one depend on those of all others",
+                "`hetctl cancel` ends the whole run, and `hetctl submit` continues it",
+            )
+        state = state_in(folder, spec)
+        _refuse_unfit(members, state.progress, want)
+        write_requests(folder, state, want, members)
+        state.refresh()
+        done = f"{some_of(members, MOST_NAMED)} {DONE[want]}; {effect_of(record.state, state)}"
+        return RunTransition(spec.run, record.state, done, members=members, want=want)
+
+
+def refuse_unknown(spec: RunSpec, members: Sequence[str], verb: str) -> None:
+    """Raise BadInputError if no member is named, or one that the run does not have."""
+    known = [member.name for member in spec.ensemble.members]
+    if not members:
+        raise BadInputError(
+            f"no member of run {spec.run} is named",
+            f"name some, as in `hetctl {verb} {spec.run} {known[0]}`",
+        )
+    if unknown := sorted({*members} - {*known}, key=members.index):
+        raise BadInputError(
+            f"run {spec.run} has no member {some_of(unknown, MOST_NAMED)}",
+            f"its members are {some_of(known, MOST_NAMED)}; a run has to be named before its members",
+        )
+
+
+def write_requests(
+    folder: RunFolder, state: RunState, want: Request, members: Sequence[str], **more: Any
+) -> None:
+    """Append a request about each member, with more fields, to the file that drivers read."""
+    # Clocks of nodes may be ahead: the request has to come after all that the run has reported so far.
+    last = state.facts.last.time if state.facts.last else 0.0
+    events = EventWriter(folder.events, REQUESTS, patience=PATIENT)
+    for name in members:
+        events.write("request", time=max(time.time(), last), member=name, want=want.value, **more)
+
+
+def effect_of(now: str, state: RunState) -> str:
+    """Return who heeds a request, by the state of the run."""
+    if now in UNDER_WAY:
+        return "the running job heeds it at once, any other when it starts"
+    return CONTINUES if state.has_work else f"the run is {now}"
+
+
+def names_a_run(project: Project, names: Sequence[str]) -> bool:
+    """Return true if the names are at most one, which is no member of the newest run."""
+    with project.reading() as catalog:
+        _, members = split_names(catalog.run_names(), names)
+        if len(names) > 1 or not members:
+            return not members
+        return members[0] not in {member.name for member in record_of(catalog, None).spec.ensemble.members}
+
+
+DONE = {
+    Request.PAUSE: "paused",
+    Request.RESUME: "resumed",
+    Request.CANCEL: "cancelled",
+    Request.RETRY: "tried again",
+}
+PERMITTED: Mapping[Request, tuple[str, ...]] = {
+    Request.PAUSE: ("active", "paused"),
+    Request.RESUME: ("active", "paused", "cancelled"),
+    Request.CANCEL: ("active", "paused", "cancelled"),
+    Request.RETRY: ("failed",),
+}
+"""States of members to which each request applies."""
+
+
+def _refuse_unfit(members: Sequence[str], progress: Mapping[str, Progress], want: Request) -> None:
+    """Raise BadInputError if the state of a member does not permit the request."""
+    for name in members:
+        own = progress[name]
+        word = "converged" if own.converged else "failed" if own.failed else own.withheld or "active"
+        if word not in PERMITTED[want]:
+            raise BadInputError(
+                f"{name} is {word}; hetctl {want.value} is for members that are"
+                f" {' or '.join(PERMITTED[want])}",
+                f"leave {name} out" if len(members) > 1 else "`hetctl status` shows all states",
+            )

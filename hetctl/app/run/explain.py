@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hetctl.app.log_tail import tail_of
 from hetctl.app.project import Project
 from hetctl.app.run.continue_run import plan_of_rest
+from hetctl.app.run.job_states import CONTINUES, CONTINUES_WITHIN_BUDGET
+from hetctl.app.run.logs import tail_of
 from hetctl.app.run.select_run import known_run
 from hetctl.app.run.status import run_status
 from hetctl.app.run.view import TRAINING, on_gpus
@@ -29,11 +30,20 @@ MOST_ENDS = 3
 MOST_PLANNED = 1000
 """Members in training or waiting up to which the planner is asked again: with more it takes seconds."""
 GO_ON = {
-    CANCELLED: "`hetctl submit` continues the run",
-    STOPPED: "`hetctl submit` continues the run, within a new budget if one is given",
+    CANCELLED: CONTINUES,
+    STOPPED: CONTINUES_WITHIN_BUDGET,
     STALLED: "correct the cause; then `hetctl submit` continues the run",
 }
 """Next step by the state of a run that does not go on by itself."""
+RESUME = "`hetctl resume {run} {name}` trains it again"
+NEXT_STEPS = {
+    "failed": "`hetctl logs {run} {name}` shows its log; `hetctl retry {run} {name}` trains it again",
+    "paused": RESUME,
+    "cancelled": RESUME,
+    "converged": "`hetctl change {run} {name} --max-epochs N`, or --patience or --target, lets it train on",
+    TRAINING: "`hetctl logs {run} {name} -f` follows it",
+}
+"""Next step by the state of a member."""
 
 
 def explain_member(project: Project, run: str | None, name: str) -> Explanation:
@@ -58,9 +68,11 @@ def explain_member(project: Project, run: str | None, name: str) -> Explanation:
         for event in read_events(folder.events_of(DRIVER), {"task_ended"})
         if event.record.member == name and event.record.reason is not ExitReason.FINISHED
     ]
-    tasks = _tasks(state, name, shown, spec.site.device)
-    reasons = [*_outcome(member, progress), *tasks, *_run(status, shown)]
-    if shown in (TRAINING, "waiting") and status.state in UNDER_WAY:
+    reasons = [*_outcome(member, progress), *_tasks(state, name, shown, spec.site.device)]
+    goes_on = shown in (TRAINING, "waiting")
+    if goes_on and status.state != RUNNING:
+        reasons.append(f"its run is {status.state}: {status.reason}")
+    if goes_on and status.state in UNDER_WAY:
         counts = Counter(status.states.values())
         reasons += [f"of all members {counts[TRAINING]:,} train, and {counts['waiting']:,} wait"]
         if counts[TRAINING] + counts["waiting"] <= MOST_PLANNED:
@@ -102,11 +114,6 @@ def _tasks(state: RunState, name: str, shown: str, device: str) -> Iterator[str]
     yield f"it {verb} {task.gpus} {word}{'s' * (task.gpus != 1)} in round {index}: {nodes}"
 
 
-def _run(status: RunStatus, shown: str) -> Iterator[str]:
-    if shown in (TRAINING, "waiting") and status.state != RUNNING:
-        yield f"its run is {status.state}: {status.reason}"
-
-
 def _planned(project: Project, record: RunRecord, name: str) -> Iterator[str]:
     """Yield the planner's reason for a member, if it were asked now about all that is left to train."""
     spec = record.spec
@@ -135,19 +142,6 @@ def _failures(progress: Progress, retries: int, ends: Sequence[Event]) -> Iterat
 
 
 def _next_step(status: RunStatus, name: str, shown: str, ends: Sequence[Event]) -> str:
-    log = f"`hetctl logs {status.run} {name}` shows its log"
-    if shown == "failed":
-        if ends and ends[-1].record.reason is ExitReason.OUT_OF_MEMORY:
-            return (
-                "give it a smaller batch_size, or a min_batch_size; `hetctl submit --new` starts another run"
-            )
-        return f"{log}; `hetctl retry {status.run} {name}` trains it again"
-    if shown in ("paused", "cancelled"):
-        return f"`hetctl resume {status.run} {name}` trains it again"
-    if shown == "converged":
-        return (
-            f"`hetctl change {status.run} {name} --max-epochs N`, or --patience or --target, lets it train on"
-        )
-    if shown == TRAINING:
-        return f"`hetctl logs {status.run} {name} -f` follows it"
-    return GO_ON.get(status.state, "")
+    if shown == "failed" and ends and ends[-1].record.reason is ExitReason.OUT_OF_MEMORY:
+        return "give it a smaller batch_size, or a min_batch_size; `hetctl submit --new` starts another run"
+    return NEXT_STEPS.get(shown, GO_ON.get(status.state, "")).format(run=status.run, name=name)

@@ -17,11 +17,10 @@ from hetctl.app.project import Project
 from hetctl.app.run.select_run import record_of, require_folder, split_names
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError
-from hetctl.model.events import Event
 from hetctl.model.exports import BEST, LAST, Exported
 from hetctl.model.run import RunSpec
 from hetctl.model.training_progress import EpochResult, Progress
-from hetctl.model.training_settings import FRAMEWORKS, FrameworkEntry
+from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.model.values import dataclass
 from hetctl.storage.event_files import read_events
 from hetctl.storage.kept_modules import code_digest, with_kept_modules
@@ -108,9 +107,8 @@ def sources_of(project: Project, run: str | None) -> tuple[str, dict[str, Source
     """
     with project.reading() as catalog:
         record = record_of(catalog, run)
-        require_folder(project, record, catalog.jobs(record.spec.run))
-    spec, folder = record.spec, project.home.run(record.spec.run)
-    state = state_in(folder, spec)
+        folder = require_folder(project, record, catalog.jobs(record.spec.run))
+    spec, state = record.spec, state_in(folder, record.spec)
     members = _members(spec.ensemble, {name: e.record.config for name, e in state.facts.trials.items()})
     return spec.run, {
         name: Source(spec, folder, member, state.progress[name]) for name, member in members.items()
@@ -171,7 +169,11 @@ def _written(source: Source, wanted: int | str, output: Path, force: bool) -> Ex
     member, ensemble = source.member, source.ensemble
     entry = FRAMEWORKS[ensemble.framework]
     file = _target(output, f"{member.name}{entry.endings[0]}", force)
-    _check_ending(file, entry)
+    if not file.name.endswith(entry.endings):
+        raise BadInputError(
+            f"{file.name} must end with {' or '.join(entry.endings)}: the network is one of {entry.name}",
+            f"name it {file.name.partition('.')[0]}{entry.endings[0]}",
+        )
     folder = CheckpointFolder(source.checkpoints, member=member)
     folder.look_for_best(folder.newest_state())
     kept = folder.finished_epochs()
@@ -241,10 +243,12 @@ def _naming(name: str, function: Callable[[], Any]) -> Callable[[], Any]:
 def _copied(source: Source, wanted: int | str, output: Path, force: bool) -> Exported:
     """Copy the checkpoint of a command, a file or a folder."""
     from hetctl.runtime.worker.scripts.best_copies import BestCopies, copied_epochs
+    from hetctl.runtime.worker.scripts.command_training import NAMED
 
-    events = list(read_events(source.folder.events_of(source.member.name)))
-    named = {path.epoch: path for path in _named_checkpoints(events)}
-    found = {epoch: each.path for epoch, each in named.items() if each.path.exists()}
+    events = read_events(source.folder.events_of(source.member.name), {NAMED})
+    # A path that was named again holds a later epoch.
+    named = {Path(event.data["path"]): event.data["epoch"] for event in events}
+    found = {epoch: path for path, epoch in named.items() if epoch is not None and path.exists()}
     found |= copied_epochs(source.checkpoints)
     kept = sorted(found)
     history = list(source.progress.epochs)
@@ -257,20 +261,6 @@ def _copied(source: Source, wanted: int | str, output: Path, force: bool) -> Exp
     return _described(source, target, epoch=epoch, best=best, kept=kept, note=note, history=history)
 
 
-@dataclass(frozen=True)
-class _Named:
-    epoch: int
-    path: Path
-
-
-def _named_checkpoints(events: Sequence[Event]) -> Iterator[_Named]:
-    """Yield what a script has named with its epochs; a path that was named again holds a later epoch."""
-    from hetctl.runtime.worker.scripts.command_training import NAMED
-
-    last = {str(e.data["path"]): e.data["epoch"] for e in events if e.kind == NAMED}
-    yield from (_Named(epoch, Path(path)) for path, epoch in last.items() if epoch is not None)
-
-
 def _target(output: Path, name: str, force: bool) -> Path:
     """Return the path to write; BadInputError if it exists and may not be replaced."""
     file = output / name if output.is_dir() else output
@@ -279,14 +269,6 @@ def _target(output: Path, name: str, force: bool) -> Path:
     if file.exists() and not force:
         raise BadInputError(f"{file} exists already", "name another file, or replace it with --force")
     return file
-
-
-def _check_ending(file: Path, entry: FrameworkEntry) -> None:
-    if not file.name.endswith(entry.endings):
-        raise BadInputError(
-            f"{file.name} must end with {' or '.join(entry.endings)}: the network is one of {entry.name}",
-            f"name it {file.name.partition('.')[0]}{entry.endings[0]}",
-        )
 
 
 @contextmanager

@@ -108,11 +108,10 @@ def _updated(job: Job, statuses: Mapping[str, JobStatus], events: Sequence[Event
     status = JobStatus(JobState.FINISHED) if job.number == ending else statuses[job.batch_id]
     if status.state is JobState.UNKNOWN:
         status = replace(status, state=_state_by_files(job, own))
-    ended_at = max((event.time for event in own), default=time.time()) if status.state.over else None
     return moved(
         job,
         status.state,
-        ended_at=ended_at,
+        ended_at=max((event.time for event in own), default=time.time()) if status.state.over else None,
         exit_code=status.exit_code,
         reason=status.reason,
         failed_nodes=_failed_nodes(status, own),
@@ -193,7 +192,8 @@ NODE_FAILURES = 3
 SHORTEST_JOB_S = 120
 """Least time in seconds of a job within a budget of node-hours, unless all jobs are shorter."""
 
-GO_ON = "`hetctl submit` goes on, within a new budget if one is given"
+CONTINUES = "`hetctl submit` continues the run"
+CONTINUES_WITHIN_BUDGET = f"{CONTINUES}, within a new budget if one is given"
 
 FREE = frozenset({JobState.PREEMPTED, JobState.CANCELLED})
 """Ends of jobs without a fault of the run; they predict nothing about the next job."""
@@ -211,13 +211,13 @@ def reason_to_end(spec: RunSpec, folder: RunFolder, jobs: Sequence[Job]) -> tupl
         return _outcome(state.progress, state.facts.search_ended)
     budget, used = spec.budget, used_until_now(state, jobs)
     if limit := budget.exceeded_by_jobs(len(jobs) - spec.earlier_jobs) or budget.exceeded(used):
-        return RunReason.BUDGET, f"{limit}; {GO_ON}"
+        return RunReason.BUDGET, f"{limit}; {CONTINUES_WITHIN_BUDGET}"
     if len(jobs) > spec.earlier_jobs and not spec.may_chain:
-        return RunReason.BUDGET, f"queue {spec.queue} permits no chain of jobs; `hetctl submit` goes on"
+        return RunReason.BUDGET, f"queue {spec.queue} permits no chain of jobs; {CONTINUES}"
     left_s = budget.wall_left_s(used_at_most(spec, state, jobs), spec.nodes)
     if left_s < shortest_job_s(spec):
         left = f"--node-hours {budget.node_hours:g} leave {max(left_s, 0):.0f} s for another job"
-        return RunReason.BUDGET, f"{left}, which needs {shortest_job_s(spec)} s; {GO_ON}"
+        return RunReason.BUDGET, f"{left}, which needs {shortest_job_s(spec)} s; {CONTINUES_WITHIN_BUDGET}"
     trouble = _trouble(folder, [job for job in jobs if job.number >= spec.earlier_jobs], state)
     return (RunReason.NO_PROGRESS, trouble) if trouble else None
 

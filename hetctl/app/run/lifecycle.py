@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hetctl.app.plan.planning import PlanRequest
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
-from hetctl.app.run.continue_run import RequestedOptions, continued, has_work, keep_replay, with_input
+from hetctl.app.run.continue_run import RequestedOptions, continued, has_work, with_input
 from hetctl.app.run.job_states import (
     at_work,
     claimant_in,
@@ -21,7 +20,7 @@ from hetctl.app.run.job_states import (
     refresh_jobs,
     save_jobs,
 )
-from hetctl.app.run.select_run import record_of, require_folder, unfinished
+from hetctl.app.run.select_run import record_of, require_folder
 from hetctl.app.run.spec import planned_run
 from hetctl.app.run.submission import (
     NextJob,
@@ -37,6 +36,7 @@ from hetctl.catalog.stored_runs import RunRecord
 from hetctl.cluster.batch.base import SubmissionInDoubtError
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BatchSystemError, LockedError
+from hetctl.model.events import Request
 from hetctl.model.job import (
     CANCELLED,
     ENDED,
@@ -49,6 +49,7 @@ from hetctl.model.job import (
 )
 from hetctl.model.run import RunSpec
 from hetctl.model.values import dataclass
+from hetctl.storage.atomic_io import write_private
 from hetctl.storage.kept_modules import keep_modules
 from hetctl.storage.lease import release_ended
 from hetctl.storage.patience import PATIENT
@@ -71,6 +72,10 @@ class RunTransition:
         Changes of the run from now on.
     track : str
         Same as in `RunSpec`, after `advance`.
+    members : tuple of str
+        Members that a request concerns.
+    want : Request or None
+        That request.
     """
 
     run: str
@@ -79,6 +84,8 @@ class RunTransition:
     job: Job | None = None
     changed: tuple[Change, ...] = ()
     track: str = ""
+    members: tuple[str, ...] = ()
+    want: Request | None = None
 
 
 def submit(
@@ -99,11 +106,11 @@ def submit(
         If the batch system cannot be reached or refuses; the run is then not begun.
     """
     with project.writing(create=True) as catalog:
-        earlier = None if new else unfinished(catalog, request.ensemble.name)
-        # An interrupted submission is finished before another one begins, or two jobs would train the run.
-        if earlier and (submitted := _finish_submission(project, catalog, earlier)):
-            return submitted
-        if earlier:
+        earlier = None if new else catalog.newest_run(request.ensemble.name)
+        if earlier and earlier.state not in ENDED:
+            # An interrupted submission is finished before another begins, or two jobs would train the run.
+            if submitted := _finish_submission(project, catalog, earlier):
+                return submitted
             raise LockedError(
                 f"run {earlier.spec.run} is under way: another process has just started it",
                 "follow it with `hetctl status --watch`, or start another with `hetctl submit --new`",
@@ -175,7 +182,7 @@ def _queue_behind(project: Project, catalog: Catalog, record: RunRecord, behind:
     spec, run = record.spec, record.spec.run
     if record.state not in UNDER_WAY:
         return RunTransition(run, record.state, record.reason)
-    if submitted := _finish_other_submission(project, catalog, record, behind):
+    if submitted := _finish_submission(project, catalog, record, own_job=behind):
         return submitted
     folder = project.home.run(run)
     jobs = refresh_jobs(catalog, project.batch_system(spec.site), folder)
@@ -234,8 +241,8 @@ def cancel(project: Project, run: str | None) -> RunTransition:
 def _continue(
     project: Project, catalog: Catalog, record: RunRecord, ensemble: Ensemble, requested: RequestedOptions
 ) -> RunTransition:
-    run, folder = record.spec.run, project.home.run(record.spec.run)
-    require_folder(project, record, catalog.jobs(run))
+    run = record.spec.run
+    folder = require_folder(project, record, catalog.jobs(run))
     now = with_input(project, record.spec, ensemble, requested)
     if not has_work(folder, record.spec, now):
         if record.state in ENDED:
@@ -258,7 +265,12 @@ def _continue(
     if record.state == CANCELLED:
         batch.cancel(alive)
     else:
-        _refuse_under_way(run, at_work(jobs, folder))
+        for job in at_work(jobs, folder):
+            raise LockedError(
+                f"run {run} is under way in job {job.batch_id} ({job.state.value})",
+                "follow it with `hetctl status --watch`; `hetctl add`, `drop` and `change` edit it;"
+                " `hetctl submit --new` starts another",
+            )
     spec = replace(spec, earlier_jobs=len(jobs))
     end = reason_to_end(spec, folder, jobs)
     # Rendered before anything is stored: a template that cannot be rendered leaves all as it is.
@@ -274,15 +286,6 @@ def _continue(
     return replace(transition, changed=changed)
 
 
-def _refuse_under_way(run: str, jobs: Sequence[Job]) -> None:
-    for job in jobs:
-        raise LockedError(
-            f"run {run} is under way in job {job.batch_id} ({job.state.value})",
-            "follow it with `hetctl status --watch`; `hetctl add`, `drop` and `change` edit it;"
-            " `hetctl submit --new` starts another",
-        )
-
-
 def _record_continued(project: Project, catalog: Catalog, spec: RunSpec) -> None:
     folder = project.home.run(spec.run)
     keep_modules(spec, folder)
@@ -290,19 +293,6 @@ def _record_continued(project: Project, catalog: Catalog, spec: RunSpec) -> None
     folder.results.unlink(missing_ok=True)
     _save(project, catalog, spec)
     _note(catalog, spec.run, RunReason.CONTINUED, "continued")
-
-
-@contextmanager
-def _restored_if_refused(project: Project, catalog: Catalog, before: RunSpec) -> Iterator[None]:
-    try:
-        yield
-    except SubmissionInDoubtError:
-        raise
-    except BatchSystemError:
-        # `submit_last` removes the run if it had no other job.
-        if catalog.run(before.run):
-            _save(project, catalog, before)
-        raise
 
 
 def _save(project: Project, catalog: Catalog, spec: RunSpec) -> None:
@@ -319,7 +309,7 @@ def _begin(project: Project, catalog: Catalog, new: NextJob, replay: Path | None
         catalog.save_plan(spec.ensemble.name, spec.site.name, plan, time.time())
     if replay:
         # Kept before the run is known: a command that finishes an interrupted submission lacks the file.
-        keep_replay(replay, project.home.run(spec.run))
+        write_private(project.home.run(spec.run).create().replay, replay.read_text(encoding="utf-8-sig"))
     # For the same reason, as the modules may be edited until then.
     keep_modules(spec, project.home.run(spec.run))
     # The run and its job in doubt are stored together, before the batch system gets the job.
@@ -328,16 +318,13 @@ def _begin(project: Project, catalog: Catalog, new: NextJob, replay: Path | None
 
 
 def _advance(
-    project: Project,
-    catalog: Catalog,
-    record: RunRecord,
-    after_job: int | None = None,
+    project: Project, catalog: Catalog, record: RunRecord, after_job: int | None = None
 ) -> RunTransition:
     spec = record.spec
-    if submitted := _finish_other_submission(project, catalog, record, after_job):
+    if submitted := _finish_submission(project, catalog, record, own_job=after_job):
         return submitted
-    require_folder(project, record, catalog.jobs(spec.run))
-    folder, batch = project.home.run(spec.run), project.batch_system(spec.site)
+    folder = require_folder(project, record, catalog.jobs(spec.run))
+    batch = project.batch_system(spec.site)
     if after_job is not None:
         release_ended(folder, after_job)
     jobs = refresh_jobs(catalog, batch, folder, after_job)
@@ -346,7 +333,8 @@ def _advance(
     # Waiting jobs have used no budget, and are not needed if earlier ones end the run.
     end = reason_to_end(spec, folder, [job for job in jobs if job.state is not JobState.PENDING])
     alive = [job for job in jobs if not job.state.over]
-    if alive and not (end and _are_queued(alive)):
+    # A chained job of a run that ends need not start.
+    if alive and not (end and all(job.state is JobState.PENDING for job in alive)):
         waits = f"job {alive[0].batch_id} is {alive[0].state.value}"
         return _note(catalog, spec.run, RunReason.JOB_ALIVE, waits)
     if alive:
@@ -355,11 +343,6 @@ def _advance(
     if end:
         return _note(catalog, spec.run, *end)
     return _submit_next(project, catalog, _next_job(project, catalog, spec, jobs))
-
-
-def _are_queued(jobs: Sequence[Job]) -> bool:
-    """Return true if no job has started: a chained job of a run that ends need not start."""
-    return all(job.state is JobState.PENDING for job in jobs)
 
 
 def _next_job(project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequence[Job]) -> NextJob:
@@ -381,14 +364,25 @@ def _submit_next(
     spec = new.spec
     if continued_from:
         _record_continued(project, catalog, spec)
-    with _restored_if_refused(project, catalog, continued_from) if continued_from else nullcontext():
-        # As SUBMITTING, before the batch system gets it: after a crash the next command searches for it.
-        catalog.save_job(spec.run, new.jobs[-1])
+    # As SUBMITTING, before the batch system gets it: after a crash the next command searches for it.
+    catalog.save_job(spec.run, new.jobs[-1])
+    try:
         return _queued(catalog, spec, *submit_last(project, catalog, spec, new.jobs, new.submission))
+    except SubmissionInDoubtError:
+        raise
+    except BatchSystemError:
+        # `submit_last` removes the run if it had no other job.
+        if continued_from and catalog.run(spec.run):
+            _save(project, catalog, continued_from)
+        raise
 
 
 def _finish_submission(
-    project: Project, catalog: Catalog, record: RunRecord, changed: RunSpec | None = None
+    project: Project,
+    catalog: Catalog,
+    record: RunRecord,
+    changed: RunSpec | None = None,
+    own_job: int | None = None,
 ) -> RunTransition | None:
     """Finish an interrupted submission; return None if there is none, or the run has been ended since.
 
@@ -397,6 +391,9 @@ def _finish_submission(
     changed : RunSpec or None
         Specification of the run from now on. A job that the batch system does not have is submitted with
         it; any other is left to the caller.
+    own_job : int or None
+        Number of the calling job, which is in doubt itself if no command has looked for it since; None is
+        then returned.
     """
     spec, jobs = record.spec, catalog.jobs(record.spec.run)
     if not in_submission(jobs):
@@ -410,26 +407,14 @@ def _finish_submission(
             check_job_removal(jobs[-1].state)
             catalog.remove_job(spec.run, jobs[-1].number)
         return None
-    if job is not None and changed is not None:
+    if job is None:
+        next_job = _next_job(project, catalog, changed or spec, jobs)
+        submitted = _submit_next(project, catalog, next_job, continued_from=spec if changed else None)
+    elif changed is not None:
         return None
-    if job is not None:
-        return _queued(catalog, spec, job, "is found: its submission had been cut short")
-    next_job = _next_job(project, catalog, changed or spec, jobs)
-    return _submit_next(project, catalog, next_job, continued_from=spec if changed else None)
-
-
-def _finish_other_submission(
-    project: Project, catalog: Catalog, record: RunRecord, own_job: int | None
-) -> RunTransition | None:
-    """Finish an interrupted submission as `_finish_submission` does, unless it is that of the caller's job.
-
-    Parameters
-    ----------
-    own_job : int or None
-        Number of the calling job, which is in doubt itself if no command has looked for it since.
-    """
-    submitted = _finish_submission(project, catalog, record)
-    return None if submitted and submitted.job and submitted.job.number == own_job else submitted
+    else:
+        submitted = _queued(catalog, spec, job, "is found: its submission had been cut short")
+    return None if jobs[-1].number == own_job else submitted
 
 
 def _note(catalog: Catalog, run: str, reason: RunReason, text: str) -> RunTransition:

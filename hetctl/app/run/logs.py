@@ -20,6 +20,8 @@ from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_files import read_spec
 
 CHUNK = 2**16
+TAIL_LINES, TAIL_BYTES = 5, 64_000
+"""Last lines of a log that are shown with a failure, and the bytes in which they are searched."""
 STARTED = b'{"kind": "task_started"'
 """Beginning of the line of a task's start in the drivers' file."""
 
@@ -98,7 +100,7 @@ def member_log(project: Project, run: str | None, member: str, index: int | None
         )
     if every or (not tasks and index is None):
         return LogPart(folder.name, path)
-    at = len(tasks) - 1 if index is None else _last_of(tasks, index)
+    at = max((at for at, (number, _) in enumerate(tasks) if index in (None, number)), default=None)
     if at is None:
         rounds = ", ".join(str(number) for number in dict.fromkeys(number for number, _ in tasks)) or "none"
         raise BadInputError(
@@ -173,14 +175,9 @@ def _tasks(folder: RunFolder, member: str) -> list[tuple[int, int]]:
         begin, end = text.rfind(b"\n", 0, at) + 1, text.find(b"\n", at)
         if end >= 0 and text.startswith(STARTED, begin):
             event = json.loads(text[begin:end])
-            # Earlier versions did not note the length.
-            if event.get("member") == member and "log_start" in event:
+            if event.get("member") == member:
                 found.append((int(event["round"]), int(event["log_start"])))
     return found
-
-
-def _last_of(tasks: list[tuple[int, int]], index: int) -> int | None:
-    return max((at for at, (number, _) in enumerate(tasks) if number == index), default=None)
 
 
 def _begin_of_last(file: BinaryIO, end: int, lines: int) -> int:
@@ -206,3 +203,16 @@ def _after(path: Path, start: int) -> bytes:
             return file.read()
     except FileNotFoundError:
         return b""
+
+
+def tail_of(path: Path, said: str = "") -> tuple[str, ...]:
+    """Return the last lines of a log, without those that `said` contains; none if there is no log."""
+    try:
+        with path.open("rb") as log:
+            log.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            # Reading may begin within a character of several bytes.
+            text = log.read().decode(errors="replace")
+    except OSError:
+        return ()
+    lines = (line.rstrip() for line in text.splitlines())
+    return tuple(line for line in lines if line.strip() and line.strip() not in said)[-TAIL_LINES:]

@@ -1,4 +1,4 @@
-"""Status of a run's hops, pipelines and balanced batches, from its events and logs."""
+"""Status of a run's hops, pipelines and balanced batches, and parts of its members' time, from its files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetctl.model.errors import BadInputError
-from hetctl.model.event_records import Stages
 from hetctl.model.hops import (
     HopForecast,
     HopMember,
@@ -20,9 +19,10 @@ from hetctl.model.hops import (
     numbers_by_value,
     slots_in,
 )
-from hetctl.model.pipelines import PipelineEpoch, PipelineLayout, PipelineStatus, StageReport, pipeline_use
-from hetctl.model.run_status import BalanceHistory
+from hetctl.model.pipelines import PipelineEpoch, PipelineStatus, pipeline_use
+from hetctl.model.run_status import BalanceHistory, MemberStatus, TimeShares
 from hetctl.model.training_progress import EpochResult
+from hetctl.storage.event_files import read_events
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.visit_fold import Interval, StageFold, VisitTotals, WorkerTotals
 
@@ -155,24 +155,17 @@ def _status(name: str, fold: StageFold, epochs: Iterable[EpochResult]) -> Pipeli
     if task is None or task.pipeline is None:
         return None
     # After the loss of a node the layers are on other stages: the figures of the earlier ones are void.
-    known = stages is not None and _match_layout(stages.stages, task.pipeline)
-    last = _epoch(stages, epochs) if stages is not None and known else None
-    return PipelineStatus(name, task.pipeline, task.rate, last)
-
-
-def _match_layout(stages: Iterable[StageReport], layout: PipelineLayout) -> bool:
-    """Return true if the stages are those of the layout."""
     planned = {
         (number, index, plan.first, plan.last)
-        for number, plans in enumerate(layout.workers)
+        for number, plans in enumerate(task.pipeline.workers)
         for index, plan in enumerate(plans)
     }
-    return planned == {(stage.virtual_worker, stage.stage, *stage.layers) for stage in stages}
-
-
-def _epoch(stages: Stages, epochs: Iterable[EpochResult]) -> PipelineEpoch:
-    rate = next((result.rate for result in epochs if result.epoch == stages.epoch), None)
-    return PipelineEpoch(stages.epoch, stages.duration_s, rate, pipeline_use(stages.stages), stages.stages)
+    last = None
+    if stages and planned == {(one.virtual_worker, one.stage, *one.layers) for one in stages.stages}:
+        rate = next((result.rate for result in epochs if result.epoch == stages.epoch), None)
+        use = pipeline_use(stages.stages)
+        last = PipelineEpoch(stages.epoch, stages.duration_s, rate, use, stages.stages)
+    return PipelineStatus(name, task.pipeline, task.rate, last)
 
 
 def balance_histories(folder: RunFolder) -> tuple[BalanceHistory, ...]:
@@ -196,3 +189,34 @@ def _history(path: Path) -> BalanceHistory | None:
     # A member may go on with another number of workers: only the last number counts.
     same = [one for one in iterations if workers and len(one.batches) == len(workers[-1])]
     return balance_history(path.stem, workers[-1], same) if same else None
+
+
+def time_shares(folder: RunFolder, members: Sequence[MemberStatus]) -> tuple[TimeShares, ...]:
+    """Return the parts of the members' time, of those that have finished an epoch in rounds."""
+    found = []
+    for member in members:
+        if not member.measured_s:
+            continue
+        events = list(read_events(folder.events_of(member.member), ("first_step", "epoch")))
+        startup_s = sum(event.record.startup_s for event in events if event.kind == "first_step")
+        # A member that resumes reports its last epoch again.
+        epochs = {(e.record.epoch, e.record.finished_at): e for e in events if e.kind == "epoch"}.values()
+        trained_s = sum(event.record.duration_s for event in epochs)
+        if not trained_s:
+            continue
+
+        data_s, evaluate_s, save_s = (
+            sum(float(event.data.get(name) or 0.0) for event in epochs)
+            for name in ("data_s", "evaluate_s", "save_s")
+        )
+        shares = TimeShares(
+            member.member,
+            startup_s=startup_s,
+            steps_s=max(0.0, trained_s - data_s),
+            data_s=data_s,
+            evaluate_s=evaluate_s,
+            save_s=save_s,
+            rest_s=max(0.0, member.measured_s - (startup_s + trained_s + evaluate_s + save_s)),
+        )
+        found.append(shares)
+    return tuple(found)

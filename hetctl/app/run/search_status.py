@@ -15,7 +15,7 @@ from typing import Any
 
 from hetctl.app.project import Project
 from hetctl.app.run.select_run import known_run
-from hetctl.app.run.status import run_status, search_in
+from hetctl.app.run.status import run_status
 from hetctl.methods.automl.optuna_study import (
     COMPLETE,
     FAIL,
@@ -45,13 +45,18 @@ def search_status(project: Project, run: str | None) -> SearchStatus:
     BadInputError
         If the run has no search.
     """
+    status, ensemble, _ = _with_search(project, run)
+    return explained(status, ensemble, project.home.run(status.run))
+
+
+def _with_search(project: Project, run: str | None) -> tuple[RunStatus, Ensemble, SearchSpec]:
     status = run_status(project, run)
-    found = search_in(project, status)
-    if found is None:
+    ensemble = known_run(project, status.run)[0].spec.ensemble
+    if ensemble.search is None:
         raise BadInputError(
             f"run {status.run} has no search", "its members are those of the ensemble file: `hetctl status`"
         )
-    return found
+    return status, ensemble, ensemble.search
 
 
 def explained(status: RunStatus, ensemble: Ensemble, folder: RunFolder) -> SearchStatus:
@@ -80,10 +85,9 @@ def trials_of(status: RunStatus, ensemble: Ensemble, events: Sequence[Event]) ->
     ]
     trials = with_front(trials, {objective.metric: objective.mode, **search.also})
     best_first = tuple(sorted(trials, key=lambda trial: members[trial.member].rank))
-    ended = ends[-1] if ends else None
     return SearchStatus(
         *(status.run, search.method, objective.metric, objective.mode),
-        *(len(search.members), ended, best_first),
+        *(len(search.members), ends[-1] if ends else None, best_first),
         also=search.also,
     )
 
@@ -161,15 +165,12 @@ def export_study(project: Project, run: str | None, path: Path) -> RunStatus:
     BadInputError
         If the run has no search, the file is another one, or Optuna is missing.
     """
-    status = run_status(project, run)
+    status, ensemble, search = _with_search(project, run)
     if path.exists() and not _has_study(path, status.run):
         raise BadInputError(
             f"{path} exists already, and has no study of run {status.run}",
             "name a new file, or remove that one",
         )
-    ensemble = known_run(project, status.run)[0].spec.ensemble
-    if (search := ensemble.search) is None:
-        raise BadInputError(f"run {status.run} has no search", "`hetctl search` needs a run with one")
     events = events_in(project.home.run(status.run))
     found = trials_of(status, ensemble, events)
     left = _passed_over(events) if search.method == DECIDES_AT_ONCE else ()

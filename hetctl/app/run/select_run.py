@@ -106,12 +106,12 @@ def _name_among(names: Sequence[str], run: str | None) -> str:
     return run or names[-1]
 
 
-def require_folder(project: Project, record: RunRecord, jobs: Sequence[Job]) -> None:
-    """Raise BadInputError if the folder of a run was removed: nothing is known of its members without it."""
+def require_folder(project: Project, record: RunRecord, jobs: Sequence[Job]) -> RunFolder:
+    """Return a run's folder; BadInputError if it was removed: nothing else is known of its members."""
     spec, folder = record.spec, project.home.run(record.spec.run)
     # The folder is filled after the run is entered into the catalog, before its first job is submitted.
     if folder.spec.exists() or [job.state for job in jobs] == [JobState.SUBMITTING]:
-        return
+        return folder
     new = "" if record.state in ENDED else " --new"
     steps = f"`hetctl submit{new}` starts another run"
     if record.state in UNDER_WAY:
@@ -122,9 +122,3 @@ def require_folder(project: Project, record: RunRecord, jobs: Sequence[Job]) -> 
         f" the run was {record.state}",
         f"{steps}; its checkpoints are still in {kept}" if kept.exists() else steps,
     )
-
-
-def unfinished(catalog: Catalog, ensemble: str) -> RunRecord | None:
-    """Return the record of the ensemble's newest run unless it has ended."""
-    record = catalog.newest_run(ensemble)
-    return record if record and record.state not in ENDED else None

@@ -48,10 +48,10 @@ def planned_run(
     return NextJob(spec, (job,), rendered(project, spec, [job], plan), plan)
 
 
-def preview(project: Project, request: PlanRequest, requested: RequestedOptions) -> Submission:
+def preview(project: Project, request: PlanRequest, requested: RequestedOptions) -> NextJob:
     """Render the first job of a new run; nothing is written or queried."""
     with project.reading(or_empty=True) as catalog:
-        return planned_run(project, catalog, request, requested).submission
+        return planned_run(project, catalog, request, requested)
 
 
 def preview_next(project: Project, run: str, ensemble: Ensemble, requested: RequestedOptions) -> NextJob:
@@ -64,10 +64,9 @@ def preview_next(project: Project, run: str, ensemble: Ensemble, requested: Requ
     InfeasibleError
         If its jobs permit no progress.
     """
-    folder = project.home.run(run)
     with project.reading() as catalog:
         record = record_of(catalog, run)
-        require_folder(project, record, catalog.jobs(run))
+        folder = require_folder(project, record, catalog.jobs(run))
         now = with_input(project, record.spec, ensemble, requested)
         if not has_work(folder, record.spec, now):
             raise BadInputError(

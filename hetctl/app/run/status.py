@@ -16,7 +16,13 @@ from hetctl.app.run.job_states import (
     job_events,
     used_until_now,
 )
-from hetctl.app.run.method_status import balance_histories, hop_spans, hop_status, pipeline_statuses
+from hetctl.app.run.method_status import (
+    balance_histories,
+    hop_spans,
+    hop_status,
+    pipeline_statuses,
+    time_shares,
+)
 from hetctl.app.run.select_run import known_run, require_folder
 from hetctl.app.run.view import RunView
 from hetctl.catalog.stored_runs import ListedRun, RunRecord, Stamp, stamp_of, stored_jobs
@@ -169,8 +175,7 @@ class RunWatch:
 
     def reported(self) -> RunStatus:
         """Return the present status, with the parts that only reports have."""
-        from hetctl.app.run.time_shares import time_shares
-        from hetctl.app.run.wave_checks import wave_checks
+        from hetctl.app.pipeline import wave_checks
 
         status = self.compared()
         record, _ = self._stored()
@@ -239,10 +244,6 @@ def state_and_summary(project: Project, run: ListedRun) -> tuple[str, RunSummary
 
     Those of a running job are as its driver has last noted them, at most some minutes ago.
     """
-    return PATIENT.call(_state_and_summary, project, run)
-
-
-def _state_and_summary(project: Project, run: ListedRun) -> tuple[str, RunSummary]:
     folder = project.home.run(run.name)
     site, known = stored_jobs(project.home.catalog, run.name)
     events: Sequence[Event] = job_events(folder)
@@ -265,8 +266,7 @@ def _asked(
     """Return the jobs with present states, or with the last known ones and the reason."""
     try:
         claimant = claimant_in(project.home.run(run))
-        batch = project.batch_system(site)
-        return current_jobs(jobs, batch, events, claimant=claimant), ""
+        return current_jobs(jobs, project.batch_system(site), events, claimant=claimant), ""
     except BatchSystemError as error:
         # Status must work while the batch system does not: the run's files say most of it.
         return jobs, f"state of the jobs as last seen: {error.message}"
@@ -280,8 +280,7 @@ def _ended(
     events = in_order([*facts.jobs, facts.last] if facts.last else facts.jobs)
     # The script of its last job ends the run, and itself a moment later.
     is_over = record.state in (*ENDED, STOPPED, STALLED)
-    done = not state.has_work
-    return ended_by_files(jobs, events, done=done, silent=bool(note) or is_over), events
+    return ended_by_files(jobs, events, done=not state.has_work, silent=bool(note) or is_over), events
 
 
 def _start(record: RunRecord, view: RunView) -> float:
@@ -347,13 +346,10 @@ def _state(record: RunRecord | ListedRun, alive: Sequence[Job], events: Iterable
     running = [job for job in known if job.state is JobState.RUNNING and job.number in started]
     job = (running or known)[0]
     shown = f" ({job.shown_reason})" if job.shown_reason else ""
-    behind = "" if alive[-1] is job else f", {_behind(alive[-1])}"
+    waits = f"job {alive[-1].batch_id} waits behind it" if alive[-1].batch_id else _doubt(alive[-1])
+    behind = "" if alive[-1] is job else f", {waits}"
     reason = RunReason.DRIVER_STARTED if running else RunReason.JOB_WAITS
     return run_after(record.state, reason), f"job {job.batch_id}{shown}{behind}"
-
-
-def _behind(job: Job) -> str:
-    return f"job {job.batch_id} waits behind it" if job.batch_id else _doubt(job)
 
 
 def _doubt(job: Job) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
@@ -157,6 +157,7 @@ def rendered(project: Project, spec: RunSpec, jobs: Sequence[Job], plan: Plan | 
         If the first round does not fit the job's nodes as planned.
     """
     *earlier, job = jobs
+    alive = [one.batch_id for one in earlier if not one.state.over]
     queue, *others = _queues_for(spec, job)
     script = JobScript(
         folder=project.home.run(spec.run),
@@ -168,21 +169,26 @@ def rendered(project: Project, spec: RunSpec, jobs: Sequence[Job], plan: Plan | 
         wall_s=job.wall_s,
         grace_s=min(spec.grace_s, grace_of(job.wall_s)),
         home=project.home.path,
-        after=_predecessor(earlier),
+        after=alive[-1] if alive else None,
         exclude=excluded_nodes(earlier, spec.site.nodes, job.nodes),
         chain=spec.chain,
         ahead=spec.ahead > 1,
     )
     nodes = Cluster.at(spec.site, spec.gpus).nodes
-    first = _first_round(plan)
-    packing = packing_lines(first, nodes) if first else _hops(spec, plan, nodes)
-    steps = _steps_of(spec, script, nodes, first or [_example(spec, nodes[0])])
-    text = render_job(script, project.template_folders)
-    other_texts = {
-        one.name: render_job(replace(script, queue=one), project.template_folders) for one in others
+    hopping = next((one.members for one in plan.phases[:1] if one.mode == HOPPER), ()) if plan else ()
+    first = plan.rounds[0].allocations if plan and plan.rounds and not hopping else ()
+    packing: Iterable[str] = packing_lines(first, nodes) if first else ()
+    if hopping and (partitions := spec.ensemble.partitions):
+        packing = hop_lines(hopping, partitions.homes([node.name for node in nodes]), nodes)
+    member, place = spec.ensemble.members[0].name, Placement(nodes[0].name, nodes[0].gpus[:1])
+    steps = _steps_of(spec, script, nodes, first or [Allocation(member, 1, DATA_PARALLEL, 0.0, (place,))])
+    texts = {
+        one.name: render_job(replace(script, queue=one), project.template_folders) for one in (queue, *others)
     }
-    alternatives = {queue.name: text, **other_texts} if others else {}
-    return Submission(spec.run, request_of(script, spec.gpus), text, steps, tuple(packing), alternatives)
+    return Submission(
+        *(spec.run, request_of(script, spec.gpus), texts[queue.name], steps, tuple(packing)),
+        alternatives=texts if others else {},
+    )
 
 
 def _queues_for(spec: RunSpec, job: Job) -> list[Queue]:
@@ -240,26 +246,6 @@ def _steps_of(
         for name, sets in sets_by_step(site, nodes, round_prefix(0), placement).items():
             steps.append(agents_step(site, name, sets, address, frameworks, python))
     return tuple(steps)
-
-
-def _first_round(plan: Plan | None) -> Sequence[Allocation]:
-    """Return the allocations of the first round; none if it is unknown, or members hop in it."""
-    return plan.rounds[0].allocations if plan and plan.rounds and not _hopping(plan) else ()
-
-
-def _hopping(plan: Plan) -> Sequence[str]:
-    return next((phase.members for phase in plan.phases[:1] if phase.mode == HOPPER), ())
-
-
-def _hops(spec: RunSpec, plan: Plan | None, nodes: Sequence[Node]) -> Iterator[str]:
-    partitions = spec.ensemble.partitions
-    if plan and partitions and (members := _hopping(plan)):
-        yield from hop_lines(members, partitions.homes([node.name for node in nodes]), nodes)
-
-
-def _example(spec: RunSpec, node: Node) -> Allocation:
-    member = spec.ensemble.members[0].name
-    return Allocation(member, 1, DATA_PARALLEL, 0.0, (Placement(node.name, node.gpus[:1]),))
 
 
 def submit_last(
@@ -388,12 +374,6 @@ def _adopted(catalog: Catalog, folder: RunFolder, job: Job, batch_id: str) -> Jo
     adopted = moved(job, JobState.PENDING, batch_id=batch_id)
     catalog.save_job(folder.name, adopted)
     return adopted
-
-
-def _predecessor(earlier: Sequence[Job]) -> str | None:
-    """Return the id of the last job if it may not be over yet."""
-    alive = [job.batch_id for job in earlier if not job.state.over]
-    return alive[-1] if alive else None
 
 
 def _forget(project: Project, catalog: Catalog, run: str, jobs: Sequence[Job]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -78,15 +77,6 @@ class Tracker(Protocol):
         sent : mapping of str to int
             Epochs by member that the last command is known to have sent.
         """
-
-
-def require_tracker(name: str) -> None:
-    """Raise BadInputError if the client of a tracker is not installed."""
-    if find_spec(name) is None:
-        raise BadInputError(
-            f"--track {name} needs the package {name}, which is not installed",
-            f"install hetctl with its extra {name}: pip install 'hetctl[{name}]'",
-        )
 
 
 class Forwarder:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
-from hetctl.app.log_tail import tail_of
+from hetctl.app.run.logs import tail_of
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
 from hetctl.model.plan import Plan
@@ -22,7 +22,6 @@ from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.perf.rate_prediction import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_state import RunState
-from hetctl.storage.task_fold import TaskRecord
 
 if TYPE_CHECKING:
     from hetctl.perf.workloads import Workloads
@@ -104,9 +103,12 @@ class RunView:
         return {name: states[name] for name in sorted(states, key=keys[order])[:most]}
 
     def _badness(self, name: str) -> float:
+        best = self._best(name)
+        return math.inf if best is None else -best if self._members[name].objective.mode == "max" else best
+
+    def _best(self, name: str) -> float | None:
         rule = self._members[name].objective
-        best = EpochHistory.of(self.state.progress[name].epochs).best(rule.metric, rule.mode)
-        return math.inf if best is None else -best if rule.mode == "max" else best
+        return EpochHistory.of(self.state.progress[name].epochs).best(rule.metric, rule.mode)
 
     def shown(
         self,
@@ -141,15 +143,13 @@ class RunView:
     def seed_groups(self) -> tuple[SeedGroup, ...]:
         """Return the results of the members that differ in their seed alone."""
         groups = groups_of((member.name, member.seeds_of) for member in self._members.values())
-        return tuple(self._seed_group(group, names) for group, names in groups.items())
-
-    def _seed_group(self, group: str, names: Sequence[str]) -> SeedGroup:
-        rule = self._members[names[0]].objective
-        best = (
-            EpochHistory.of(self.state.progress[name].epochs).best(rule.metric, rule.mode) for name in names
+        return tuple(
+            SeedGroup(
+                *(group, tuple(names), self._members[names[0]].objective.metric),
+                spread_of([best for name in names if (best := self._best(name)) is not None]),
+            )
+            for group, names in groups.items()
         )
-        known = spread_of([value for value in best if value is not None])
-        return SeedGroup(group, tuple(names), rule.metric, known)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -167,7 +167,18 @@ class RunView:
             for name, progress in self.state.progress.items()
             if progress.unfit and progress.active
         ]
-        return tuple(filter(None, (rate_warning(wrong), _unfit_warning(unfit), _blind_warning(blind))))
+        found = [rate_warning(wrong)] if wrong else []
+        if unfit:
+            found.append(
+                f"out of memory at a first start: {some_of(unfit, MOST_NAMED)}; these try other numbers"
+            )
+        if blind:
+            found.append(
+                f"the command of {', '.join(blind)} has reported no finished epoch: no stop rule applies to"
+                " it, and it has no rate. It counts as converged when it exits with 0; `hetctl.report` in the"
+                " script reports epochs"
+            )
+        return tuple(found)
 
     @property
     def _begun(self) -> list[int]:
@@ -232,6 +243,7 @@ class RunView:
         held, trials = _held(own), self.state.facts.trials
         tasks = list(chain.from_iterable(self.state.tasks_of(name).values()))
         alone = [s for s in own if s.end_s is not None and not s.seat]
+        energies = [task.energy_j for task in tasks if task.energy_j is not None]
         objective, epochs = member.objective, EpochHistory.of(progress.epochs)
         return MemberStatus(
             member=name,
@@ -240,7 +252,7 @@ class RunView:
             epochs=progress.last_epoch,
             max_epochs=progress.asked or member.stop.max_epochs,
             metric=objective.metric,
-            best=epochs.best(objective.metric, objective.mode),
+            best=self._best(name),
             predicted_s=self._predicted_s.get(name),
             measured_s=_seconds(own),
             reason=progress.failed or progress.converged,
@@ -259,7 +271,7 @@ class RunView:
                     *(task.divided_s for task in tasks if task.divided_s),
                 )
             ),
-            energy_j=_energy_j(tasks),
+            energy_j=sum(energies) if energies else None,
             best_epoch=progress.best_epoch,
             best_checkpoint=progress.best_checkpoint,
             samples_per_epoch=progress.samples_per_epoch,
@@ -299,9 +311,7 @@ def wrong_rates(name: str, rates: Iterable[MemberRate]) -> list[str]:
 
 
 def rate_warning(wrong: Sequence[str]) -> str:
-    """Return a warning about the plan's wrong rates, of all members, and its effect; empty without any."""
-    if not wrong:
-        return ""
+    """Return a warning about the plan's wrong rates, of all members, and its effect."""
     rest = len(wrong) - MOST_NAMED
     more = f"; and {rest:,} more, of which `hetctl status --json` has the rates" if rest > 0 else ""
     return (
@@ -325,24 +335,6 @@ def on_gpus(numbers: Sequence[tuple[str, int]]) -> str:
     )
 
 
-def _unfit_warning(unfit: Sequence[str]) -> str:
-    """Return a warning about members that do not fit on some numbers of GPUs; empty without any."""
-    if not unfit:
-        return ""
-    return f"out of memory at a first start: {some_of(unfit, MOST_NAMED)}; these try other numbers"
-
-
-def _blind_warning(blind: Sequence[str]) -> str:
-    """Return a warning about members whose commands report nothing; empty without any."""
-    if not blind:
-        return ""
-    return (
-        f"the command of {', '.join(blind)} has reported no finished epoch: no stop rule applies to it, and"
-        " it has no rate. It counts as converged when it exits with 0; `hetctl.report` in the script reports"
-        " epochs"
-    )
-
-
 def _state_of(progress: Progress, training: bool) -> str:
     if progress.failed:
         return "failed"
@@ -351,12 +343,6 @@ def _state_of(progress: Progress, training: bool) -> str:
     if training:
         return TRAINING
     return "waiting" if progress.active else progress.withheld or "stopped"
-
-
-def _energy_j(tasks: Iterable[TaskRecord]) -> float | None:
-    """Return the energy of a member's tasks in joules; None if none of them has a measurement."""
-    known = [task.energy_j for task in tasks if task.energy_j is not None]
-    return sum(known) if known else None
 
 
 def _held(tasks: Iterable[TaskSpan]) -> dict[int, int]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -83,8 +84,12 @@ def _loaded(source: Source, epoch: int) -> Loaded:
     return folder.load(lambda state: len(state.epochs) == epoch and not state.part_samples)
 
 
-class WeightAverages:
-    """Networks with averaged weights, run on the validation samples in this process, without a GPU.
+def outputs_of_averages(
+    trained: Sequence[Trained], stack: ExitStack
+) -> Callable[[tuple[int, ...]], npt.NDArray[Any]]:
+    """Return a function of some members' places: what the network with their average weights predicts.
+
+    It predicts all validation samples, in this process, without a GPU.
 
     Parameters
     ----------
@@ -93,21 +98,16 @@ class WeightAverages:
     stack : ExitStack
         Stack that ends what reads the samples.
     """
+    os.environ.update(NO_GPU)
+    context = WorkerContext(Binding("", 0, None, tuple(sorted(os.sched_getaffinity(0)))), stack)
+    built = context.build(trained[0][0].ensemble, RankInfo(0, 1), Sharing(), InputShare(), stack)
+    built.network.keep_predictions(built.validation.samples, MOST_BYTES)
 
-    def __init__(self, trained: Sequence[Trained], stack: ExitStack) -> None:
-        os.environ.update(NO_GPU)
-        self._trained = trained
-        self._outputs: dict[tuple[int, ...], npt.NDArray[Any]] = {}
-        context = WorkerContext(Binding("", 0, None, tuple(sorted(os.sched_getaffinity(0)))), stack)
-        self._built = context.build(trained[0][0].ensemble, RankInfo(0, 1), Sharing(), InputShare(), stack)
-        self._built.network.keep_predictions(self._built.validation.samples, MOST_BYTES)
+    @cache
+    def outputs(members: tuple[int, ...]) -> npt.NDArray[Any]:
+        loaded = averaged_network([trained[place] for place in members])
+        built.network.restore(own_arrays(loaded.arrays or {}))
+        built.network.evaluate(validation_batches(built.validation, 1, lambda: None))
+        return built.network.predictions()["outputs"]
 
-    def outputs(self, members: tuple[int, ...]) -> npt.NDArray[Any]:
-        """Return the outputs, for all validation samples, of the average of these members' weights."""
-        if members not in self._outputs:
-            loaded = averaged_network([self._trained[place] for place in members])
-            network = self._built.network
-            network.restore(own_arrays(loaded.arrays or {}))
-            network.evaluate(validation_batches(self._built.validation, 1, lambda: None))
-            self._outputs[members] = network.predictions()["outputs"]
-        return self._outputs[members]
+    return outputs

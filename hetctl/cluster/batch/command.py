@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -36,8 +37,7 @@ class Answer:
     @property
     def error_tail(self) -> str:
         """Last part of its error output."""
-        lines = (self.stderr or self.stdout).strip().splitlines()
-        return " / ".join(lines[-3:]) or "no output"
+        return " / ".join((self.stderr or self.stdout).strip().splitlines()[-3:]) or "no output"
 
 
 class NoAnswerError(BatchSystemError):
@@ -181,14 +181,16 @@ class CommandBatch:
     """Batch system that is used through its commands; a kind names them, and reads their output.
 
     `refusals`, `transient` and `over` have parts of messages: of refused submissions, after which no job
-    exists; of temporary failures; of lines about jobs that have ended.
+    exists; of temporary failures; of lines about jobs that have ended. `submitted` finds the id of a job in
+    the output of the submit command, `id_prefix` is put before it.
     """
 
     refusals: Collection[str]
     transient: Collection[str]
     over: Collection[str]
     cancel_command: tuple[str, ...]
-    parse_job_id: Callable[[str], str]
+    submitted: re.Pattern[str]
+    id_prefix = ""
 
     def __init__(self, _folder: Path, commands: CommandRunner = USUAL_COMMANDS) -> None:
         self._commands = commands
@@ -205,6 +207,13 @@ class CommandBatch:
 
             return submit_by_submitit(request, request.submitit, self.refusals, self.parse_job_id)
         return self.parse_job_id(self._commands.submit(request.command, request.stdin, self.refusals))
+
+    def parse_job_id(self, text: str) -> str:
+        """Return the id in the output of the submit command; SubmissionInDoubtError if it has none."""
+        found = self.submitted.findall(text)
+        if not found:
+            raise SubmissionInDoubtError(f"the submit command printed no job id: {text.strip()!r}", DOUBT)
+        return f"{self.id_prefix}{found[-1]}"
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         """Return the states of jobs; those that the batch system does not know, or no longer, are UNKNOWN."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from hetctl.cluster.batch.base import SubmissionInDoubtError
-from hetctl.cluster.batch.command import DOUBT, CommandBatch
+from hetctl.cluster.batch.command import CommandBatch
 from hetctl.model.job import JobState, JobStatus
 
 STATES = {
@@ -52,20 +51,6 @@ JOB_ID = re.compile(r"^[\u0192f]([1-9A-HJ-NP-Za-km-z]{1,12})\s*$", re.MULTILINE)
 RECORD = "{id.f58plain}|{state}|{result}|{returncode}|{exception.type}|{exception.note}"
 
 
-def parse_job_id(text: str) -> str:
-    """Parse the output of ``flux batch``: an id in base 58, whose first letter depends on the locale.
-
-    Raises
-    ------
-    SubmissionInDoubtError
-        If there is no job id in the output.
-    """
-    found = JOB_ID.findall(text)
-    if not found:
-        raise SubmissionInDoubtError(f"flux batch printed no job id: {text.strip()!r}", DOUBT)
-    return f"f{found[-1]}"
-
-
 def jobs_command(ids: Sequence[str]) -> list[str]:
     """Return the query for jobs, those that are over included."""
     return ["flux", "jobs", "--no-header", f"--format={RECORD}", *ids]
@@ -99,7 +84,8 @@ class FluxBatch(CommandBatch):
 
     refusals, transient, over = REFUSALS, TRANSIENT, OVER_ALREADY
     cancel_command = ("flux", "cancel")
-    parse_job_id = staticmethod(parse_job_id)
+    # In base 58, after a letter that depends on the locale.
+    submitted, id_prefix = JOB_ID, "f"
 
     def _statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         return parse_jobs(self._ask(jobs_command(ids)))

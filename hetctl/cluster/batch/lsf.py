@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
+from os.path import commonprefix
 from typing import Any
 
-from hetctl.cluster.batch.base import SubmissionInDoubtError
-from hetctl.cluster.batch.command import DOUBT, CommandBatch
+from hetctl.cluster.batch.command import CommandBatch
 from hetctl.model.job import JobState, JobStatus
 
 STATES = {
@@ -108,20 +107,6 @@ ENDED = re.compile(
     r"|Completed <exit>(?:; (?P<reason>TERM_\w+: .*))?",
     re.ASCII,
 )
-
-
-def parse_job_id(text: str) -> str:
-    """Parse the output of bsub: ``Job <12> is submitted to queue <normal>.``, possibly after other lines.
-
-    Raises
-    ------
-    SubmissionInDoubtError
-        If there is no job id in the output.
-    """
-    found = SUBMITTED.search(text)
-    if not found:
-        raise SubmissionInDoubtError(f"bsub printed no job id: {text.strip()!r}", DOUBT)
-    return found.group(1)
 
 
 def bjobs_command(ids: Sequence[str]) -> list[str]:
@@ -247,12 +232,7 @@ def _newest(named: Iterator[tuple[str, str]]) -> dict[str, str]:
 
 def _pattern(names: Sequence[str]) -> str:
     """Return the narrowest pattern that matches all names; LSF accepts no list of names."""
-    start = "".join(letters[0] for letters in takewhile(_alike, zip(*names, strict=False)))
-    return names[0] if len(names) == 1 else f"{start}*"
-
-
-def _alike(letters: tuple[str, ...]) -> bool:
-    return len(set(letters)) == 1
+    return names[0] if len(names) == 1 else f"{commonprefix(names)}*"  # noqa: RUF071 (no paths)
 
 
 class LsfBatch(CommandBatch):
@@ -260,7 +240,7 @@ class LsfBatch(CommandBatch):
 
     refusals, transient, over = REFUSALS, TRANSIENT, OVER_ALREADY
     cancel_command = ("bkill",)
-    parse_job_id = staticmethod(parse_job_id)
+    submitted = SUBMITTED
 
     def _statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         """Query bjobs, then bhist for jobs that bjobs lacks."""

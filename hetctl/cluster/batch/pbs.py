@@ -6,8 +6,8 @@ import getpass
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from hetctl.cluster.batch.base import SubmissionInDoubtError
-from hetctl.cluster.batch.command import DOUBT, CommandBatch
+from hetctl.cluster.batch.command import CommandBatch
+from hetctl.cluster.batch.queues import parse_slurm_time
 from hetctl.model.job import JobState, JobStatus
 
 STATES = {
@@ -88,22 +88,9 @@ NOTHING_FOUND = ("Unknown Job Id",)
 OVER_ALREADY = ("Unknown Job Id", "Job has finished", "Request invalid for state of job")
 
 SUBMITTED = re.compile(r"^([0-9]{1,18}\.[\w.-]+)\s*$", re.MULTILINE | re.ASCII)
+"""Line of qsub, possibly after lines of the site: ``12.server``."""
 JOB = re.compile(r"^Job Id: ([0-9]{1,18}(?:\.[\w.-]+)?)\s*$", re.MULTILINE | re.ASCII)
 ATTRIBUTE = re.compile(r"^    ([\w.]+) = (.*)$", re.MULTILINE | re.ASCII)
-
-
-def parse_job_id(text: str) -> str:
-    """Parse the output of qsub: ``12.server``, possibly after lines of the site.
-
-    Raises
-    ------
-    SubmissionInDoubtError
-        If there is no job id in the output.
-    """
-    found = SUBMITTED.findall(text)
-    if not found:
-        raise SubmissionInDoubtError(f"qsub printed no job id: {text.strip()!r}", DOUBT)
-    return str(found[-1])
 
 
 def qstat_command(ids: Sequence[str]) -> list[str]:
@@ -162,17 +149,9 @@ def _status(record: Mapping[str, str]) -> JobStatus:
 def _used_up(record: Mapping[str, str]) -> bool:
     """Return true if a job ran for as long as it might: before release 19, only this tells its limit."""
     used, limit = (
-        _seconds(record.get(f"{name}.walltime", "")) for name in ("resources_used", "Resource_List")
+        parse_slurm_time(record.get(f"{name}.walltime", "")) for name in ("resources_used", "Resource_List")
     )
     return used is not None and limit is not None and used >= limit
-
-
-def _seconds(text: str) -> int | None:
-    parts = text.split(":")
-    if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        return None
-    hours, minutes, seconds = map(int, parts)
-    return (hours * 60 + minutes) * 60 + seconds
 
 
 def _number(text: str) -> int | None:
@@ -184,7 +163,7 @@ class PbsBatch(CommandBatch):
 
     refusals, transient, over = REFUSALS, TRANSIENT, OVER_ALREADY
     cancel_command = ("qdel",)
-    parse_job_id = staticmethod(parse_job_id)
+    submitted = SUBMITTED
 
     def _statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         return parse_qstat(self._ask(qstat_command(ids), NOTHING_FOUND))

@@ -124,8 +124,7 @@ def _weighted(numbers: Sequence[int], weights: Sequence[int]) -> int:
 
 def _gpus(text: str) -> int:
     """Return the number of GPUs in ``gpu:a100:4(S:0-1),craynetwork:4``."""
-    counts = re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d{1,6})", text, re.ASCII)
-    return sum(map(int, counts))
+    return sum(map(int, re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d{1,6})", text, re.ASCII)))
 
 
 def queue_command(name: str) -> list[str]:

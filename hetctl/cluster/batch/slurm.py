@@ -7,8 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hetctl.cluster.batch.base import SubmissionInDoubtError
-from hetctl.cluster.batch.command import DOUBT, CommandBatch
+from hetctl.cluster.batch.command import CommandBatch
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.values import dataclass
 
@@ -100,6 +99,8 @@ NODE_TROUBLE = ("down", "drain", "err", "fail", "unk")
 REFUSED = (("FAILED", ""), ("FAILED", "None assigned"))
 """State and nodes of a job that has never begun, as squeue and sacct print them."""
 JOB_ID = re.compile(r"[0-9]{1,18}\Z")
+SUBMITTED = re.compile(r"^([0-9]{1,18})(?:;\S*)?\s*\Z", re.MULTILINE)
+"""Last line of ``sbatch --parsable``: ``id`` or ``id;cluster``."""
 MEMORY_DAYS = 30
 """Number of days for which the accounting is searched for a name."""
 
@@ -116,7 +117,7 @@ def squeue_command(ids: Sequence[str]) -> list[str]:
     """Return the query for jobs in Slurm's memory."""
     columns = "JobID:|,State:|,exit_code:|,Reason:|,NodeList:|"
     # --states=all: by default squeue hides ended jobs, which it keeps for MinJobAge.
-    return ["squeue", "--noheader", "--states=all", f"--Format={columns}", _jobs(ids)]
+    return ["squeue", "--noheader", "--states=all", f"--Format={columns}", f"--jobs={','.join(ids)}"]
 
 
 def parse_squeue(text: str) -> dict[str, JobRecord]:
@@ -132,7 +133,7 @@ def parse_squeue(text: str) -> dict[str, JobRecord]:
 
 def sacct_command(ids: Sequence[str]) -> list[str]:
     """Return the query of the accounting for older jobs; for a requeued job it reports the last run."""
-    return ["sacct", "-X", "-P", "-n", "--format=JobID,State,ExitCode,NodeList", _jobs(ids)]
+    return ["sacct", "-X", "-P", "-n", "--format=JobID,State,ExitCode,NodeList", f"--jobs={','.join(ids)}"]
 
 
 def parse_sacct(text: str) -> dict[str, JobRecord]:
@@ -148,15 +149,19 @@ def parse_sacct(text: str) -> dict[str, JobRecord]:
 
 def find_command(names: Sequence[str], user: int) -> list[str]:
     """Return the query for a user's jobs of these names in Slurm's memory."""
-    return ["squeue", "--noheader", "--states=all", f"--user={user}", "--format=%A|%j|%T|%N", _named(names)]
+    return [
+        *("squeue", "--noheader", "--states=all", f"--user={user}"),
+        *("--format=%A|%j|%T|%N", f"--name={','.join(names)}"),
+    ]
 
 
 def find_gone_command(names: Sequence[str], user: int) -> list[str]:
     """Return the query of the accounting for a user's jobs of these names."""
     # By default sacct searches from midnight of this day on.
-    since = f"--starttime=now-{MEMORY_DAYS}days"
-    columns = "--format=JobID,JobName,State,NodeList"
-    return ["sacct", "-X", "-P", "-n", f"--user={user}", since, columns, _named(names)]
+    return [
+        *("sacct", "-X", "-P", "-n", f"--user={user}", f"--starttime=now-{MEMORY_DAYS}days"),
+        *("--format=JobID,JobName,State,NodeList", f"--name={','.join(names)}"),
+    ]
 
 
 def parse_found(text: str) -> dict[str, str]:
@@ -183,21 +188,6 @@ def parse_failed_nodes(text: str) -> tuple[str, ...]:
         if node and (state.lower().startswith(NODE_TROUBLE) or state.endswith("*")):
             failed[node] = True
     return tuple(failed)
-
-
-def parse_job_id(text: str) -> str:
-    """Parse the output of ``sbatch --parsable``: ``id`` or ``id;cluster``.
-
-    Raises
-    ------
-    SubmissionInDoubtError
-        If there is no job id in the output.
-    """
-    lines = text.strip().splitlines()
-    job = lines[-1].partition(";")[0] if lines else ""
-    if not (job.isascii() and job.isdigit()):
-        raise SubmissionInDoubtError(f"sbatch printed no job id: {text.strip()!r}", DOUBT)
-    return job
 
 
 def _record(words: str, code: str, reason: str, nodes: str) -> JobRecord:
@@ -231,20 +221,12 @@ def _exit_code(text: str) -> int | None:
     return 128 + number if number else code
 
 
-def _jobs(ids: Sequence[str]) -> str:
-    return "--jobs=" + ",".join(ids)
-
-
-def _named(names: Sequence[str]) -> str:
-    return f"--name={','.join(names)}"
-
-
 class SlurmBatch(CommandBatch):
     """Slurm, used through its commands."""
 
     refusals, transient, over = REFUSALS, TRANSIENT, OVER_ALREADY
     cancel_command = ("scancel",)
-    parse_job_id = staticmethod(parse_job_id)
+    submitted = SUBMITTED
 
     def _statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         """Query squeue, then sacct for jobs that squeue lacks."""

@@ -46,7 +46,7 @@ def main(cancel_grace_s: float = CANCEL_GRACE_S) -> int:
     parser.add_argument("--after", metavar="JOB", help="wait until this job is over")
     arguments = parser.parse_args()
     supervisor = _Supervisor(arguments.folder, arguments.job, cancel_grace_s)
-    if supervisor.has_claimed():
+    if PATIENT.call(claim, arguments.folder, arguments.job, supervisor.claim):
         slots = Slots(lock_folder(), arguments.device, arguments.of)
         if arguments.after:
             supervisor.wait_for(arguments.after)
@@ -64,10 +64,7 @@ class _Supervisor:
         # Set before the claim makes this process known, so that the first of these signals cancels the job.
         for number in CANCELLING:
             signal.signal(number, self._cancel)
-        self._claim = Claim(HostBoot.this(), Process.of(os.getpid()))
-
-    def has_claimed(self) -> bool:
-        return PATIENT.call(claim, self._folder, self._job, self._claim)
+        self.claim = Claim(HostBoot.this(), Process.of(os.getpid()))
 
     def wait_for(self, job: str) -> None:
         """Wait until another job is over, or this one is cancelled."""
@@ -117,7 +114,9 @@ class _Supervisor:
             elif now >= limit:
                 os.killpg(job.pid, signal.SIGKILL)
             time.sleep(POLL_S)
-        _kill_leftovers(job.pid)
+        # As other batch systems do.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
         return End(code if code >= 0 else 128 - code, ended_by, _reason_of(code, ended_by, wall_s))
 
     def _prepare_script(self) -> Callable[[], None]:
@@ -132,7 +131,7 @@ class _Supervisor:
             # The supervisor's own handler, which is here until exec(2), would swallow the signals.
             for number in CANCELLING:
                 signal.signal(number, signal.SIG_DFL)
-            claimed = replace(self._claim, script=Process.of(os.getpid()))
+            claimed = replace(self.claim, script=Process.of(os.getpid()))
             PATIENT.call(write_json, claim_file(self._folder, self._job), encode(claimed))
             heed_parent()
 
@@ -143,12 +142,6 @@ def _reason_of(code: int, ended_by: str | None, wall_s: float) -> str:
     if ended_by == "timeout":
         return f"reached its limit of {wall_s:g} s"
     return f"ended by {signal.Signals(-code).name}" if code < 0 and not ended_by else ""
-
-
-def _kill_leftovers(group: int) -> None:
-    """Kill the remaining processes of a job, as other batch systems do."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
 
 
 if __name__ == "__main__":

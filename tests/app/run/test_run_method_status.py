@@ -8,7 +8,7 @@ import pytest
 from hopping_run import BEGAN_AT, plan_event, trace_of, visit_events
 from pipelined_run import ALONE, LAYOUT, STAGES, stages, task_started
 
-from hetctl.app.run.hop_trace import lines_of
+from hetctl.app.hopper import lines_of
 from hetctl.app.run.method_status import hop_spans, hop_status, pipeline_statuses
 from hetctl.methods.hopper.schedule import visits_to_repeat
 from hetctl.model.events import DRIVER, Event

@@ -8,7 +8,7 @@ import pytest
 
 from hetctl.cluster.batch.base import SubmissionInDoubtError
 from hetctl.cluster.batch.command import Answer, CommandRunner
-from hetctl.cluster.batch.flux import FluxBatch, find_command, parse_job_id, parse_jobs
+from hetctl.cluster.batch.flux import FluxBatch, find_command, parse_jobs
 from hetctl.cluster.batch.queues import QueueFacts, parse_flux_queue
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState, JobStatus
@@ -31,6 +31,7 @@ def test_jobs_of_0_80():
 
 
 def test_ids_in_any_locale_and_names():
+    parse_job_id = FluxBatch(Path()).parse_job_id
     assert parse_job_id("\u01922PuFovP\n") == parse_job_id("f2PuFovP\n") == "f2PuFovP"
     with pytest.raises(SubmissionInDoubtError, match="no job id"):
         parse_job_id("flux-batch: nothing")

@@ -21,7 +21,6 @@ from hetctl.cluster.batch.lsf import (
     parse_bjobs,
     parse_found,
     parse_found_gone,
-    parse_job_id,
 )
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState, JobStatus
@@ -124,9 +123,9 @@ def test_commands_about_jobs_name_them_all():
 
 def test_the_id_of_a_submitted_job():
     said = "Cannot connect to LSF. Please wait ...\nJob <55> is submitted to default queue <normal>.\n"
-    assert parse_job_id(said) == "55"
+    assert LsfBatch(Path()).parse_job_id(said) == "55"
     with pytest.raises(SubmissionInDoubtError, match="no job id"):
-        parse_job_id("Job not submitted.")
+        LsfBatch(Path()).parse_job_id("Job not submitted.")
 
 
 class Prepared(CommandRunner):

@@ -14,7 +14,6 @@ from hetctl.cluster.batch.pbs import (
     PbsBatch,
     find_command,
     parse_found,
-    parse_job_id,
     parse_qstat,
 )
 from hetctl.model.errors import BatchSystemError
@@ -81,9 +80,9 @@ def test_what_is_no_answer_tells_of_no_job(text):
 
 
 def test_ids_and_names():
-    assert parse_job_id("Welcome to the machine\n12.pbs-01.hsn\n") == "12.pbs-01.hsn"
+    assert PbsBatch(Path()).parse_job_id("Welcome to the machine\n12.pbs-01.hsn\n") == "12.pbs-01.hsn"
     with pytest.raises(SubmissionInDoubtError, match="no job id"):
-        parse_job_id("qsub: nothing")
+        PbsBatch(Path()).parse_job_id("qsub: nothing")
     assert find_command("n", "ann", recorded=False) == ["qselect", "-u", "ann", "-N", "n"]
     assert (parse_found("9.s\n12.s\n"), parse_found("")) == ("12.s", None)
 

@@ -20,7 +20,6 @@ from hetctl.cluster.batch.slurm import (
     find_gone_command,
     parse_failed_nodes,
     parse_found,
-    parse_job_id,
     parse_sacct,
     parse_squeue,
     sacct_command,
@@ -53,180 +52,18 @@ def status(state, code=None, reason="", *nodes):
     return JobStatus(state, code, reason, nodes)
 
 
-def test_squeue_of_22_05():
-    records = parse_squeue(captured("slurm-22.05-squeue.txt"))
-    assert {job: record.status for job, record in records.items()} == {
-        "17": status(JobState.NODE_FAILED, None, "NodeDown"),
-        "18": status(JobState.FINISHED, 0, "COMPLETED"),
-        "19": status(JobState.FAILED, 7, "NonZeroExitCode"),
-        "20": status(JobState.FAILED, 138, "JobLaunchFailure"),
-        "21": status(JobState.FINISHED, 0, "COMPLETED"),
-        "22": status(JobState.RUNNING, None, "RUNNING"),
-        "23": status(JobState.CANCELLED, 143, "CANCELLED"),
-        "24": status(JobState.CANCELLED, 143, "CANCELLED"),
-    }
-    assert records["17"].nodes == "n[3-4]"
-
-
-def test_sacct_of_22_05():
-    records = parse_sacct(captured("slurm-22.05-sacct.txt"))
-    assert {job: record.status for job, record in records.items()} == {
-        "17": status(JobState.NODE_FAILED, None, "NODE_FAIL"),
-        "18": status(JobState.FINISHED, 0, "COMPLETED"),
-        "19": status(JobState.FAILED, 7, "FAILED"),
-        "20": status(JobState.FAILED, 138, "FAILED"),
-        "21": status(JobState.FINISHED, 0, "COMPLETED"),
-        "22": status(JobState.RUNNING, None, "RUNNING"),
-        "23": status(JobState.CANCELLED, None, "CANCELLED by 0"),
-        "24": status(JobState.CANCELLED, None, "CANCELLED by 0"),
-    }
-
-
-def test_squeue_of_20_11():
-    """Exit codes as wait(2) returns them; of signals it says no more than that the launch failed."""
-    records = parse_squeue(captured("slurm-20.11-squeue.txt"))
-    assert {job: record.status for job, record in records.items()} == {
-        "2": status(JobState.FINISHED, 0, "COMPLETED"),
-        "3": status(JobState.FAILED, 7, "NonZeroExitCode"),
-        "4": status(JobState.FAILED, 137, "NonZeroExitCode"),  # exit 137
-        "5": status(JobState.FAILED, 137, "JobLaunchFailure"),  # kill -KILL $$
-        "6": status(JobState.FAILED, 138, "JobLaunchFailure"),  # kill -USR1 $$
-        "7": status(JobState.TIMEOUT, 143, "TimeLimit"),
-        "8": status(JobState.TIMEOUT, None, "TimeLimit"),  # trap 'exit 0' TERM
-        "9": status(JobState.CANCELLED, 143, "CANCELLED"),
-        "10": status(JobState.CANCELLED, 3, "CANCELLED"),  # trap 'exit 3' TERM
-        "11": status(JobState.CANCELLED, None, "CANCELLED"),  # before it began
-        "12": status(JobState.RUNNING, None, "RUNNING"),
-        "13": status(JobState.RUNNING, None, "SUSPENDED"),
-        "22": status(JobState.PREEMPTED, 143, "PREEMPTED"),
-        "23": status(JobState.FINISHED, 0, "COMPLETED"),  # the job that 22 had to make room for
-        "24": status(JobState.TIMEOUT, 129, "DeadLine"),
-        "25": status(JobState.PENDING, None, "Dependency"),
-        "26": status(JobState.PENDING, None, "DependencyNeverSatisfied"),
-        "27": status(JobState.CANCELLED, None, "CANCELLED"),  # --kill-on-invalid-dep=yes
-        "28": status(JobState.PENDING, None, "JobHeldUser"),
-        "29": status(JobState.FINISHED, 0, "COMPLETED"),
-        "30": status(JobState.PENDING, None, "job requeued in held state"),
-        "31": status(JobState.PENDING, None, "job requeued in held state"),
-        "32": status(JobState.NODE_FAILED, None, "NodeDown"),
-        "33": status(JobState.NODE_FAILED, None, "NodeDown"),
-        "34": status(JobState.PENDING, None, "ReqNodeNotAvail, UnavailableNodes:n4"),
-        "35": status(JobState.FAILED, None, "COMPLETED"),  # its prolog failed: nothing of it ran
-        "36": status(JobState.PENDING, None, "launch failed requeued held"),  # the same with --requeue
-        "39": status(JobState.RUNNING, None, "COMPLETING"),
-        "40": status(JobState.PENDING, None, "CONFIGURING"),
-    }
-    assert (records["32"].nodes, records["33"].nodes) == ("n[3-4]", "n4")
-
-
-def test_sacct_of_20_11():
-    """It takes 128 off exit codes from 128 on, and knows nothing of a prolog that failed."""
-    records = parse_sacct(captured("slurm-20.11-sacct.txt"))
-    assert {job: record.status for job, record in records.items()} == {
-        "2": status(JobState.FINISHED, 0, "COMPLETED"),
-        "3": status(JobState.FAILED, 7, "FAILED"),
-        "4": status(JobState.FAILED, 9, "FAILED"),
-        "5": status(JobState.FAILED, 137, "FAILED"),
-        "6": status(JobState.FAILED, 138, "FAILED"),
-        "7": status(JobState.TIMEOUT, None, "TIMEOUT"),
-        "8": status(JobState.TIMEOUT, None, "TIMEOUT"),
-        "9": status(JobState.CANCELLED, None, "CANCELLED by 0"),
-        "10": status(JobState.CANCELLED, None, "CANCELLED by 0"),
-        "11": status(JobState.CANCELLED, None, "CANCELLED by 0"),
-        "12": status(JobState.RUNNING, None, "RUNNING"),
-        "13": status(JobState.RUNNING, None, "SUSPENDED"),
-        "22": status(JobState.PREEMPTED, None, "PREEMPTED"),
-        "23": status(JobState.FINISHED, 0, "COMPLETED"),
-        "24": status(JobState.TIMEOUT, 1, "DEADLINE"),
-        "25": status(JobState.PENDING, None, "PENDING"),
-        "26": status(JobState.PENDING, None, "PENDING"),
-        "27": status(JobState.CANCELLED, None, "CANCELLED"),
-        "28": status(JobState.PENDING, None, "PENDING"),
-        "29": status(JobState.FINISHED, 0, "COMPLETED"),
-        "30": status(JobState.PENDING, None, "PENDING"),
-        "31": status(JobState.PENDING, None, "PENDING"),
-        "32": status(JobState.NODE_FAILED, None, "NODE_FAIL"),
-        "33": status(JobState.NODE_FAILED, None, "NODE_FAIL"),
-        "34": status(JobState.PENDING, None, "PENDING"),
-        "35": status(JobState.FINISHED, 0, "COMPLETED"),  # squeue: FAILED
-        "36": status(JobState.PENDING, None, "PENDING"),
-        "39": status(JobState.FINISHED, 0, "COMPLETED"),  # its epilog is still running
-    }
-    assert (records["32"].nodes, records["33"].nodes) == ("n[3-4]", "n4")
-
-
-def test_squeue_of_24_11():
-    """Exit codes as ``code:signal``, and signals by name."""
-    records = parse_squeue(captured("slurm-24.11-squeue.txt"))
-    assert {job: record.status for job, record in records.items()} == {
-        "1": status(JobState.FINISHED, 0, "COMPLETED"),
-        "2": status(JobState.FAILED, 7, "NonZeroExitCode"),
-        "3": status(JobState.FAILED, 137, "NonZeroExitCode"),  # exit 137
-        "4": status(JobState.FAILED, 137, "RaisedSignal:9(Killed)"),
-        "5": status(JobState.FAILED, 138, "RaisedSignal:10(User defined signal 1)"),
-        "6": status(JobState.TIMEOUT, 143, "TimeLimit"),
-        "7": status(JobState.TIMEOUT, None, "TimeLimit"),  # trap 'exit 0' TERM
-        "8": status(JobState.CANCELLED, 143, "CANCELLED"),
-        "9": status(JobState.CANCELLED, 3, "CANCELLED"),  # trap 'exit 3' TERM
-        "10": status(JobState.CANCELLED, None, "CANCELLED"),  # before it began
-        "11": status(JobState.RUNNING, None, "RUNNING"),
-        "12": status(JobState.RUNNING, None, "SUSPENDED"),
-        "21": status(JobState.PREEMPTED, 143, "PREEMPTED"),
-        "22": status(JobState.FINISHED, 0, "COMPLETED"),  # the job that 21 had to make room for
-        "23": status(JobState.TIMEOUT, 129, "DeadLine"),
-        "24": status(JobState.PENDING, None, "Dependency"),
-        "25": status(JobState.PENDING, None, "DependencyNeverSatisfied"),
-        "26": status(JobState.CANCELLED, None, "CANCELLED"),  # --kill-on-invalid-dep=yes
-        "27": status(JobState.PENDING, None, "JobHeldUser"),
-        "28": status(JobState.FINISHED, 0, "COMPLETED"),
-        "29": status(JobState.PENDING, None, "job requeued in held state"),
-        "30": status(JobState.PENDING, None, "job requeued in held state"),
-        "31": status(JobState.NODE_FAILED, None, "NodeDown"),
-        "32": status(JobState.NODE_FAILED, None, "NodeDown"),
-        "33": status(JobState.PENDING, None, "ReqNodeNotAvail, UnavailableNodes:n4"),
-        "34": status(JobState.CANCELLED, None, "CANCELLED"),  # its prolog failed: nothing of it ran
-        "35": status(JobState.PENDING, None, "launch failed requeued held"),  # the same with --requeue
-        "38": status(JobState.RUNNING, None, "COMPLETING"),
-        "39": status(JobState.PENDING, None, "CONFIGURING"),
-    }
-    assert (records["31"].nodes, records["32"].nodes) == ("n[3-4]", "n4")
-
-
-def test_sacct_of_24_11():
-    """It takes 128 off exit codes from 128 on."""
-    records = parse_sacct(captured("slurm-24.11-sacct.txt"))
-    assert {job: record.status for job, record in records.items()} == {
-        "1": status(JobState.FINISHED, 0, "COMPLETED"),
-        "2": status(JobState.FAILED, 7, "FAILED"),
-        "3": status(JobState.FAILED, 9, "FAILED"),
-        "4": status(JobState.FAILED, 137, "FAILED"),
-        "5": status(JobState.FAILED, 138, "FAILED"),
-        "6": status(JobState.TIMEOUT, None, "TIMEOUT"),
-        "7": status(JobState.TIMEOUT, None, "TIMEOUT"),
-        "8": status(JobState.CANCELLED, None, "CANCELLED by 0"),
-        "9": status(JobState.CANCELLED, None, "CANCELLED by 0"),
-        "10": status(JobState.CANCELLED, None, "CANCELLED by 0"),
-        "11": status(JobState.RUNNING, None, "RUNNING"),
-        "12": status(JobState.RUNNING, None, "SUSPENDED"),
-        "21": status(JobState.PREEMPTED, None, "PREEMPTED"),
-        "22": status(JobState.FINISHED, 0, "COMPLETED"),
-        "23": status(JobState.TIMEOUT, 1, "DEADLINE"),
-        "24": status(JobState.PENDING, None, "PENDING"),
-        "25": status(JobState.PENDING, None, "PENDING"),
-        "26": status(JobState.CANCELLED, None, "CANCELLED"),
-        "27": status(JobState.PENDING, None, "PENDING"),
-        "28": status(JobState.FINISHED, 0, "COMPLETED"),
-        "29": status(JobState.PENDING, None, "PENDING"),
-        "30": status(JobState.PENDING, None, "PENDING"),
-        "31": status(JobState.NODE_FAILED, None, "NODE_FAIL"),
-        "32": status(JobState.NODE_FAILED, None, "NODE_FAIL"),
-        "33": status(JobState.PENDING, None, "PENDING"),
-        "34": status(JobState.CANCELLED, None, "CANCELLED by 0"),
-        "35": status(JobState.PENDING, None, "PENDING"),
-        "38": status(JobState.FINISHED, 0, "COMPLETED"),  # its epilog is still running
-        "39": status(JobState.RUNNING, None, "RUNNING"),  # squeue: CONFIGURING
-    }
-    assert (records["31"].nodes, records["32"].nodes) == ("n[3-4]", "n4")
+@pytest.mark.parametrize("version", ["20.11", "22.05", "24.11"])
+@pytest.mark.parametrize(("command", "parse"), [("squeue", parse_squeue), ("sacct", parse_sacct)])
+def test_what_slurm_printed_is_read(version, command, parse):
+    """Files in `states` have job, state, exit code and reason, and the nodes of jobs that lost one."""
+    name = f"slurm-{version}-{command}.txt"
+    lines = (CAPTURED.parent / "states" / name).read_text().splitlines()
+    found = []
+    for job, record in parse(captured(name)).items():
+        known, nodes = record.status, record.nodes if record.status.state is JobState.NODE_FAILED else ""
+        code = "" if known.exit_code is None else known.exit_code
+        found.append(f"{job}|{known.state.name}|{code}|{known.reason}|{nodes}")
+    assert found == [line.partition("  #")[0] for line in lines if not line.startswith("#")]
 
 
 def test_sacct_of_21_08():
@@ -326,13 +163,13 @@ def test_the_exit_code_of_a_dead_node_is_not_the_jobs(printed):
     ],
 )
 def test_the_job_id_that_sbatch_prints(text, job):
-    assert parse_job_id(text) == job
+    assert SlurmBatch(Path()).parse_job_id(text) == job
 
 
 @pytest.mark.parametrize("text", ["", "\n", "Submitted batch job 4711", "-1", ";alpha", "4711a"])
 def test_a_submission_without_a_job_id_is_in_doubt(text):
     with pytest.raises(SubmissionInDoubtError, match="no job id"):
-        parse_job_id(text)
+        SlurmBatch(Path()).parse_job_id(text)
 
 
 def test_names_of_22_05():

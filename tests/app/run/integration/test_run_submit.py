@@ -108,7 +108,7 @@ def test_so_many_jobs_and_no_more(start):
     project = start(a="{epochs: 50, epoch_s: 0.6}")
     done = project.here("submit", "--time", "12s", "--max-jobs", "1", "--wait", "--json")
     assert (done.code, done.json["state"]) == (0, "stopped")
-    assert done.json["reason"].startswith("--max-jobs 1 is reached; `hetctl submit` goes on")
+    assert done.json["reason"].startswith("--max-jobs 1 is reached; `hetctl submit` continues the run")
     assert len(done.json["jobs"]) == 1
 
 

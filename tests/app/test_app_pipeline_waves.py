@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pipelined_run import ALONE, LAYOUT, task_started
 
-from hetctl.app.run.wave_checks import read_waves, wave_checks
+from hetctl.app.pipeline import read_waves, wave_checks
 from hetctl.model.events import DRIVER
 from hetctl.model.pipelines import WaveRecord
 from hetctl.model.serialization import encode
