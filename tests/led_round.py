@@ -18,7 +18,7 @@ from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.run import LOCKSTEP
 from hetctl.model.site import Timeouts
-from hetctl.runtime.data.loaders import LoaderWaits, LockstepLoader, PreprocessorPool
+from hetctl.runtime.data.loaders import LockstepLoader, PreprocessorPool
 from hetctl.runtime.data.preprocessors import Preprocessors
 from hetctl.runtime.data.round_inputs import RoundInputs, append_round
 from hetctl.runtime.data.sampler import Stream, epoch_order
@@ -161,7 +161,7 @@ class LedRound:
     def _read(self, node, reader, epochs=2, pause_s=0.0):
         lockstep = replace(self.inputs.lockstep_on(node), reader=reader)
         with node_folder.node_folder(folder_of("r", node)) as folder:
-            pool = PreprocessorPool(Nobody(Rows(), 0), folder, waits=LoaderWaits(check_s=0.1))
+            pool = PreprocessorPool(Nobody(Rows(), 0), folder, check_s=0.1)
             batch = Stream(SAMPLES, self.nodes[node][reader], seed=1)
             loader = LockstepLoader(batch, pool, lockstep)
             seen = [self._epoch(loader, epoch, self.read[node, reader], pause_s) for epoch in range(epochs)]

@@ -30,7 +30,6 @@ ROOMS = {
         "methods/hopper",
         "methods/hop_phase.py",
         "runtime/driver/hop_job.py",
-        "runtime/driver/hop_history.py",
         "runtime/worker/visiting.py",
         "runtime/worker/hop_resources.py",
         "runtime/data/state_file.py",

@@ -125,7 +125,7 @@ MIGRATE = ("submit", "--planner", "fixed-4", "--gpus", "4", "--time", "10m", "--
 def test_samples_migrate_on_nodes_that_copy_their_partitions_and_remove_them(slurm_cluster, tmp_path):
     """Of two jobs the second fetches what had migrated; two ranks have 80 samples each, two 240.
 
-    A file names the partitions; `test_data_stage_in` has how those with a `source` go round the nodes.
+    A file names the partitions; `test_data_partition_folder` has how those with a `source` go round.
     """
     shared, disks = tmp_path / "shared", tmp_path / "disks"
     source, path = f"{shared}/{{partition}}.npz", f"{disks}/$SLURMD_NODENAME/{{partition}}.npz"

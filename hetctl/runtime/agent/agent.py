@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -42,10 +42,9 @@ from hetctl.runtime.agent.messages import (
     Overuse,
 )
 from hetctl.runtime.agent.rank_memory import MemoryWatch, oom_kills, remove_shared_files
-from hetctl.runtime.agent.rank_template import RankStart, Serve, Template, TemplateReady
+from hetctl.runtime.agent.rank_template import RankEvent, Serve, Template
 from hetctl.runtime.agent.state_store import StateStore
-from hetctl.runtime.data.partition_folder import path_on_node
-from hetctl.runtime.data.stage_in import Staging
+from hetctl.runtime.data.partition_folder import Staging, path_on_node
 from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.transport import Address, Connection, JobIdentity
 from hetctl.runtime.worker.scripts.warm_start import WarmPythons
@@ -182,13 +181,19 @@ class Agent:
         self._receive_from_driver()
         while not self._released:
             self._send_heartbeat()
-            self._heed_silence()
+            silent_s = time.monotonic() - self._heard_at
+            if silent_s > LEASE_SHARE * self._assignment.lease_s:
+                # As after a lost connection: its ranks end, since another agent may begin.
+                raise ConnectionError(f"no heartbeat of the driver for {silent_s:.0f} s")
             for key, _ in self._selector.select(self._next_heartbeat - time.monotonic()):
                 key.data()
 
     def _end(self) -> None:
         """End all that it began: the next agent here must find free GPUs and an unused store."""
-        ranks = [*_processes(self._pids.values())]
+        ranks: list[Process] = []
+        for pid in self._pids.values():
+            with suppress(OSError):
+                ranks.append(Process.of(pid))
         for template in self._templates.values():
             template.close()
         if self._staging:
@@ -207,21 +212,12 @@ class Agent:
             self._next_heartbeat = now + HEARTBEAT_EVERY_S
             used_j = self._energy.used_j()
             self._driver.send({ENERGY: list(used_j.items())} if used_j else {})
-            self._send_heartbeats_of_waiting()
+            # Ranks that wait for partitions live as long as staging goes on.
+            if self._staging and self._staging.bytes_read > self._bytes_staged:
+                self._bytes_staged = self._staging.bytes_read
+                for gpu in self._to_start or ():
+                    self._driver.send({FROM: {}, "gpu": gpu})
             self._watch_memory()
-
-    def _heed_silence(self) -> None:
-        """End with the ranks if the driver is silent, as after a lost connection: another may begin."""
-        silent_s = time.monotonic() - self._heard_at
-        if silent_s > LEASE_SHARE * self._assignment.lease_s:
-            raise ConnectionError(f"no heartbeat of the driver for {silent_s:.0f} s")
-
-    def _send_heartbeats_of_waiting(self) -> None:
-        """Send heartbeats for ranks that wait for partitions as long as staging goes on."""
-        if self._staging and self._staging.bytes_read > self._bytes_staged:
-            self._bytes_staged = self._staging.bytes_read
-            for gpu in self._to_start or ():
-                self._driver.send({FROM: {}, "gpu": gpu})
 
     def _watch_memory(self) -> None:
         """End the rank that uses others' memory; one at a time, until its memory is free."""
@@ -322,13 +318,13 @@ class Agent:
 
     def _receive_from_template(self, framework: str | None) -> None:
         event = self._templates[framework].receive()
-        if event is None:
+        if not event:
             raise TemplateEndedError("a template process has ended, and with it its ranks")
-        if isinstance(event, TemplateReady):
+        if not isinstance(event, RankEvent):
             self._importing.remove(framework)
             self._report_store()
             return
-        if isinstance(event, RankStart):
+        if event.exit_code is None:
             self._pids[event.gpu] = event.pid
             return
         remove_shared_files(self._pids.pop(event.gpu))
@@ -349,12 +345,6 @@ class Agent:
         # The kernel does not tell which process it chose: a SIGKILL and a rise of the group's count must do.
         before, self._oom_kills = self._oom_kills, oom_kills()
         return EXIT_CODES[ExitReason.OUT_OF_MEMORY] if overuse or self._oom_kills > before else exit_code
-
-
-def _processes(pids: Iterable[int]) -> Iterator[Process]:
-    for pid in pids:
-        with suppress(OSError):
-            yield Process.of(pid)
 
 
 def end_orphaned_job(cancel: Sequence[str], patience_s: float) -> None:

@@ -115,7 +115,7 @@ def provide(driver: DriverAddress) -> Environment:
     """
     archive = driver.environment
     assert archive is not None
-    home = make_private_folder(_expanded(archive.folder) / f"hetctl-{os.geteuid()}")
+    home = make_private_folder(Path(os.path.expandvars(archive.folder)) / f"hetctl-{os.geteuid()}")
     _refuse_unsafe(home)
     lock = os.open(home / f"{archive.key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     environment = Environment(home / archive.key, lock)
@@ -154,10 +154,6 @@ def _is_ready(folder: Path, boot: str) -> bool:
         return False
 
 
-def _expanded(path: str) -> Path:
-    return Path(os.path.expandvars(path))
-
-
 def _refuse_unsafe(home: Path) -> None:
     """Raise UnusableError for a folder of another user, or one from which no library can be loaded."""
     found = home.lstat()
@@ -171,8 +167,13 @@ def _make(environment: Environment, archive: Archive, driver: DriverAddress) -> 
     for folder in (environment.root, environment.packages):
         folder.mkdir(mode=0o700, parents=True)
     file = environment.folder / "archive"
-    if not _adopt(_expanded(archive.folder) / archive.name, file, archive):
-        file.touch(mode=0o600)
+    # What the batch system has brought, if it is whole and this user's.
+    received = Path(os.path.expandvars(archive.folder)) / archive.name
+    with suppress(OSError):
+        found = received.lstat()
+        if stat.S_ISREG(found.st_mode) and (found.st_uid, found.st_size) == (os.geteuid(), archive.bytes):
+            received.rename(file)
+    file.touch(mode=0o600)
     transfer = _Transfer(file, archive, driver, _serve(file, archive, driver))
     transfer.start()
     shutil.copytree(PACKAGE, environment.packages / PACKAGE.name)
@@ -183,18 +184,6 @@ def _make(environment: Environment, archive: Archive, driver: DriverAddress) -> 
         raise UnusableError(f"{archive.path} cannot be unpacked: {errors}")
     if not (environment.root / "bin" / "python").exists():
         raise UnusableError(f"{archive.path} has no bin/python at its top level")
-
-
-def _adopt(received: Path, file: Path, archive: Archive) -> bool:
-    """Take the file that the batch system has brought, if it is whole and this user's."""
-    try:
-        found = received.lstat()
-    except OSError:
-        return False
-    if not stat.S_ISREG(found.st_mode) or (found.st_uid, found.st_size) != (os.geteuid(), archive.bytes):
-        return False
-    received.rename(file)
-    return True
 
 
 class _Transfer(threading.Thread):

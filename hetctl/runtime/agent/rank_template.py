@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from hetctl.model.serialization import decode, encode, parse
+from hetctl.model.serialization import encode, parse
 from hetctl.model.values import dataclass
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.worker.scripts.warm_start import WarmPythons
@@ -36,33 +36,22 @@ Serve = Callable[[Binding, socket.socket], int]
 
 
 @dataclass(frozen=True)
-class TemplateReady:
-    """End of the template's imports and their duration; from now on it forks at once."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class RankEnd:
-    """End of a forked rank.
+class RankEvent:
+    """Start or end of a forked rank.
 
     Parameters
     ----------
-    exit_code : int
-        128 + n if signal n ended it.
+    exit_code : int or None
+        128 + n if signal n ended it; None: it has started.
     """
 
     gpu: int
     pid: int
-    exit_code: int
+    exit_code: int | None = None
 
 
-@dataclass(frozen=True)
-class RankStart:
-    """Start of a forked rank."""
-
-    gpu: int
-    pid: int
+READY = b"ready"
+"""Message of a template that has imported all, and from now on forks at once."""
 
 
 class Template:
@@ -101,18 +90,12 @@ class Template:
         message = json.dumps(encode(binding)).encode()
         socket.send_fds(self._control, [message], [channel.fileno()])
 
-    def receive(self) -> TemplateReady | RankStart | RankEnd | None:
-        """Wait for the end of the imports, then for starts and ends of ranks; None if it has ended."""
-        try:
+    def receive(self) -> RankEvent | bool:
+        """Wait for the end of the imports, which is true, then for ranks' events; false if it has ended."""
+        message = b""
+        with suppress(ConnectionError):
             message = self._control.recv(LONGEST_MESSAGE)
-        except ConnectionError:
-            return None
-        if not message:
-            return None
-        value = json.loads(message)
-        if "seconds" in value:
-            return decode(TemplateReady, value)
-        return decode(RankEnd, value) if "exit_code" in value else decode(RankStart, value)
+        return parse(RankEvent, message) if message not in (b"", READY) else message == READY
 
     def close(self) -> None:
         """Close the channel, which ends the template and the remaining ranks."""
@@ -134,7 +117,9 @@ def _serve_forks(
     preload()
     gc.freeze()
     import_times.update(wall=time.monotonic() - began, cpu=time.process_time() - cpu_began)
-    _report(control, TemplateReady(import_times["wall"]))
+    # The loop sees the agent's end.
+    with suppress(BrokenPipeError):
+        control.send(READY)
     children: dict[int, int] = {}
     woken, wake = os.pipe()
     # set_wakeup_fd() requires it: a full pipe must not block a signal handler.
@@ -163,14 +148,14 @@ def _serve_forks(
             inherited = (control.fileno(), woken, wake, *pythons.descriptors())
             pid = _fork_rank(binding, channel, serve, inherited)
             children[pid] = binding.gpu
-            _report(control, RankStart(binding.gpu, pid))
+            _report(control, RankEvent(binding.gpu, pid))
         if pythons.fileno() in ready:
             pythons.serve(len(children))
         if woken in ready:
             with suppress(BlockingIOError):
                 os.read(woken, LONGEST_MESSAGE)
         for pid, exit_code in _reaped(children):
-            _report(control, RankEnd(children.pop(pid), pid, exit_code))
+            _report(control, RankEvent(children.pop(pid), pid, exit_code))
 
 
 def _fork_rank(binding: Binding, channel: socket.socket, serve: Serve, inherited: tuple[int, ...]) -> int:
@@ -192,8 +177,7 @@ def _fork_rank(binding: Binding, channel: socket.socket, serve: Serve, inherited
     return pid
 
 
-def _report(control: socket.socket, event: TemplateReady | RankStart | RankEnd) -> None:
-    # The loop sees the agent's end.
+def _report(control: socket.socket, event: RankEvent) -> None:
     with suppress(BrokenPipeError):
         control.send(json.dumps(encode(event)).encode())
 

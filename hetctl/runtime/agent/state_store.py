@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
-from io import FileIO
 from pathlib import Path
 
 from hetctl.model.hops import StateFetched
@@ -66,8 +65,8 @@ class StateStore:
                 left.unlink(missing_ok=True)
         self._spare = SpareFile(self.folder)
         self._listener = Listener(secrets.token_hex(32), control_address(control), identity)
+        # Copiers remove themselves; each operation of a dict is whole by itself.
         self._under_way: dict[str, threading.Thread] = {}
-        self._lock = threading.Lock()
         self._results: queue.SimpleQueue[StateFetched] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()
         self._closed = False
@@ -84,12 +83,10 @@ class StateStore:
 
     def fetch(self, name: str, address: Address) -> None:
         """Copy a state from another store in the background, unless a copy is under way."""
-        with self._lock:
-            if name in self._under_way:
-                return
+        if name not in self._under_way:
             copier = threading.Thread(target=self._fetch, args=(name, address), name="hop", daemon=True)
             self._under_way[name] = copier
-        copier.start()
+            copier.start()
 
     def fetched(self) -> list[StateFetched]:
         """Return the results of copies ended since the last call."""
@@ -111,14 +108,10 @@ class StateStore:
         self._listener.close()
         # A copy that goes on would write into the folder during its removal.
         limit = time.monotonic() + END_S
-        for copier in self._copiers():
+        for copier in list(self._under_way.values()):
             copier.join(max(0.0, limit - time.monotonic()))
         self._spare.close()
         self._keep.close()
-
-    def _copiers(self) -> list[threading.Thread]:
-        with self._lock:
-            return list(self._under_way.values())
 
     def _serve(self) -> None:
         while not self._closed:
@@ -136,7 +129,9 @@ class StateStore:
                     with mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_READ) as view:
                         connection.send(size_bytes)
                         with memoryview(view) as data:
-                            _send_blocks(data, connection)
+                            # By blocks, since `set_timeout` limits each send as a whole (socket.sendall).
+                            for start in range(0, size_bytes, BLOCK_BYTES):
+                                connection.send_bytes(data[start : start + BLOCK_BYTES])
             except (FileNotFoundError, ValueError):
                 connection.send(-1)
             finally:
@@ -150,8 +145,7 @@ class StateStore:
             result = StateFetched(self._node, name, size_bytes, time.monotonic() - began)
         except (OSError, ValueError, LookupError) as failure:
             result = StateFetched(self._node, name, error=f"{type(failure).__name__}: {failure}")
-        with self._lock:
-            del self._under_way[name]
+        del self._under_way[name]
         self._results.put(result)
         os.write(self._wake, b".")
         # After the report: the allocation must not delay it.
@@ -168,36 +162,21 @@ class StateStore:
                 raise LookupError(f"the other node does not have {name}")
             self._spare.rename_to(temporary)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600)
-            with os.fdopen(descriptor, "wb", buffering=0) as file:
+            # Through a block in the processor's cache: page faults of a mapped file take longer.
+            block = memoryview(bytearray(min(BLOCK_BYTES, size_bytes)))
+            with os.fdopen(descriptor, "wb") as file:
                 file.truncate(size_bytes)
-                self._receive_into(file, size_bytes, connection)
+                for start in range(0, size_bytes, BLOCK_BYTES):
+                    if self._closed:
+                        raise ConnectionAbortedError("the store is closed")
+                    part = block[: size_bytes - start]
+                    connection.receive_bytes(part)
+                    file.write(part)
             temporary.replace(target)
         finally:
             connection.close()
             temporary.unlink(missing_ok=True)
         return size_bytes
-
-    def _receive_into(self, file: FileIO, size_bytes: int, connection: Connection) -> None:
-        # Through a block in the processor's cache: page faults of a mapped file take longer than this copy.
-        block = memoryview(bytearray(min(BLOCK_BYTES, size_bytes)))
-        for start in range(0, size_bytes, BLOCK_BYTES):
-            if self._closed:
-                raise ConnectionAbortedError("the store is closed")
-            part = block[: size_bytes - start]
-            connection.receive_bytes(part)
-            _write_all(file, part)
-
-
-def _send_blocks(data: memoryview, connection: Connection) -> None:
-    # By blocks, since `set_timeout` limits each send as a whole (socket.sendall).
-    for start in range(0, len(data), BLOCK_BYTES):
-        connection.send_bytes(data[start : start + BLOCK_BYTES])
-
-
-def _write_all(file: FileIO, data: memoryview) -> None:
-    """Write all bytes to an unbuffered file; one write may take only a part (write(2))."""
-    while len(data):
-        data = data[file.write(data) :]
 
 
 def _file_in(folder: Path, name: str) -> Path:

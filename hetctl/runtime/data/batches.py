@@ -202,19 +202,16 @@ class Batches:
 
     def _must_end(self) -> bool:
         """Return true if rank 0 decides to end: ranks that stop at different steps leave others waiting."""
-        decision = self._decision()
-        self.paused = decision == PAUSE
-        return decision != GO_ON
-
-    def _decision(self) -> int:
         decision = STOP if self._should_stop() else PAUSE if self._should_pause() else GO_ON
         if self._balancer is None:
-            return int(self._group.broadcast(decision))
-        before = self._balancer.sizes
-        decision = self._balancer.before_step(decision, self._loader.samples - self.position)
-        if decision == GO_ON and self._balancer.sizes != before:
-            self._loader.split(self._balancer.sizes)
-        return decision
+            decision = int(self._group.broadcast(decision))
+        else:
+            before = self._balancer.sizes
+            decision = self._balancer.before_step(decision, self._loader.samples - self.position)
+            if decision == GO_ON and self._balancer.sizes != before:
+                self._loader.split(self._balancer.sizes)
+        self.paused = decision == PAUSE
+        return decision != GO_ON
 
 
 class TrainingData:

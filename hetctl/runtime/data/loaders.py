@@ -39,25 +39,8 @@ RING_BYTES = 2**28
 LEAST_SLOTS = 3
 MAX_MOVED_SHARE = 0.1
 """Largest share of a chunk that may move between ranks before their preprocessors begin anew."""
-
-
-@dataclass(frozen=True)
-class LoaderWaits:
-    """Waits in seconds of a rank for a chunk before it checks the preparation.
-
-    Parameters
-    ----------
-    check_s : float
-        Time between two checks of the preparing processes.
-    help_s : float
-        Time after which it starts to prepare chunks itself if no process does.
-    """
-
-    check_s: float = 1.0
-    help_s: float = 5.0
-
-
-USUAL_LOADER_WAITS = LoaderWaits()
+CHECK_S, HELP_S = 1.0, 5.0
+"""Usual waits of a rank for a chunk, as in `PreprocessorPool`."""
 
 
 class Loader:
@@ -200,18 +183,21 @@ class PreprocessorPool:
         Number of preprocessors that work; None: all.
     timeouts : Timeouts
         Time limits for batches and for the processes that share them.
-    waits : LoaderWaits
-        Waits of the ranks that take chunks from the rings.
     heartbeat : callable
-        Function called every `waits.check_s` seconds while a rank waits for a chunk.
+        Function called every `check_s` seconds while a rank waits for a chunk.
+    check_s : float
+        Wait in seconds of a rank for a chunk before it checks the preparing processes.
+    help_s : float
+        Wait in seconds of a rank for a chunk before it prepares chunks itself, if no process does.
     """
 
     preprocessors: Preprocessors
     folder: Path
     num_workers: int | None = None
     timeouts: Timeouts = USUAL_TIMEOUTS
-    waits: LoaderWaits = USUAL_LOADER_WAITS
     heartbeat: Callable[[], None] = lambda: None
+    check_s: float = CHECK_S
+    help_s: float = HELP_S
 
     def share_rate(self) -> None:
         """Write down for the trainers of the node what one of a leader's preprocessors prepares."""
@@ -268,7 +254,7 @@ class PreprocessorPool:
         Parameters
         ----------
         is_served : callable
-            Function called every `waits.check_s` seconds while no chunk arrives. True: a process with its own
+            Function called every `check_s` seconds while no chunk arrives. True: a process with its own
             time limit fills the ring.
 
         Raises
@@ -282,7 +268,7 @@ class PreprocessorPool:
             # A killed preprocessor must show here, not after the whole time limit.
             self.preprocessors.check()
             with suppress(RingTimeoutError):
-                return self.preprocessors.spec.slot_views(ring.read(position, self.waits.check_s), samples)
+                return self.preprocessors.spec.slot_views(ring.read(position, self.check_s), samples)
             self.heartbeat()
             if is_served() or ring.newest != newest or not ring.is_in_preparation():
                 limit, newest = time.monotonic() + patience_s, ring.newest
@@ -439,7 +425,7 @@ class LockstepLoader(StreamLoader):
         if self._has_leaders and not leader_fills(self._path):
             self._has_leaders = False
             self._fill_by(self._pool)
-        needs_help = time.perf_counter() - waiting_since > self._pool.waits.help_s
+        needs_help = time.perf_counter() - waiting_since > self._pool.help_s
         if not (self._has_leaders or self._filling) and needs_help and ring.is_neglected():
             self._fill_by(self._help_pool)
         return self._has_leaders

@@ -7,7 +7,8 @@ any kind, the ``collate_fn`` of their dataset makes the batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -199,18 +200,13 @@ class CollatedSource:
         BadInputError
             If the dataset or ``collate_fn`` fails, or the batch does not have a row for each sample.
         """
-        place = f"{self._name} samples {_listed(numbers)}"
-        try:
-            return rows_of(self._collate_fn(self._fetched(numbers)), len(numbers), place)
-        except HetctlError:
-            raise
-        except Exception as error:
-            raise BadInputError(f"collating {place}: {type(error).__name__}: {error}", ROWS) from error
-
-    def _fetched(self, numbers: Sequence[int]) -> list[Any]:
-        # PyTorch's DataLoader reads a batch at once by the same method.
-        fetch = getattr(self._dataset, "__getitems__", None)
-        return list(fetch(list(numbers))) if fetch else [self._dataset[number] for number in numbers]
+        listed = ", ".join(map(str, numbers[:SHOWN])) + (", .." if len(numbers) > SHOWN else "")
+        place = f"{self._name} samples {listed}"
+        with refusing_errors(f"collating {place}", ROWS):
+            # PyTorch's DataLoader reads a batch at once by the same method.
+            fetch = getattr(self._dataset, "__getitems__", None)
+            samples = list(fetch(list(numbers))) if fetch else [self._dataset[number] for number in numbers]
+            return rows_of(self._collate_fn(samples), len(numbers), place)
 
 
 def rows_of(batch: Any, samples: int, place: str) -> tuple[Array, Array]:
@@ -237,5 +233,12 @@ def _checked(values: Any, samples: int, place: str) -> Array:
     return array
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers[:SHOWN])) + (", .." if len(numbers) > SHOWN else "")
+@contextmanager
+def refusing_errors(doing: str, hint: str = "") -> Iterator[None]:
+    """Refuse what fails in code of the user: any error becomes a BadInputError, but for those of hetctl."""
+    try:
+        yield
+    except HetctlError:
+        raise
+    except Exception as error:
+        raise BadInputError(f"{doing}: {type(error).__name__}: {error}", hint) from error

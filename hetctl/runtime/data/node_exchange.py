@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 
 from hetctl.cluster.launchers.nodes import node_named
-from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.interpreter import skip_last_collections
 from hetctl.model.plan import Allocation
@@ -36,12 +35,12 @@ from hetctl.perf.preprocessing import preprocessors_needed
 from hetctl.runtime.agent.binding import hide_gpus
 from hetctl.runtime.data.loaders import PreprocessorPool
 from hetctl.runtime.data.preprocessors import Preprocessors
-from hetctl.runtime.data.round_inputs import Lockstep, RoundInputs, nodes_of, read_round
+from hetctl.runtime.data.round_inputs import RoundInputs, nodes_of, read_round
 from hetctl.runtime.data.sampler import Chunk, Stream
 from hetctl.runtime.data.sharing.node_folder import folder_of, node_folder
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
 from hetctl.runtime.data.sharing.shared_file import announce
-from hetctl.runtime.data.sources import WITHOUT_STORE, SampleSpec, Source, as_sources
+from hetctl.runtime.data.sources import WITHOUT_STORE, SampleSpec, as_sources
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.context import DATA_SEED
 from hetctl.runtime.worker.user_functions import load_functions
@@ -70,7 +69,12 @@ def main() -> int:
         lead(read_round(arguments.round_inputs, arguments.round))
     except Exception:
         traceback.print_exc()
-        _end_the_others()
+        mpi = sys.modules.get("mpi4py.MPI")
+        if mpi is not None and mpi.Is_initialized():
+            # MPI_Abort ends this process at once: a traceback in the buffer would be lost.
+            sys.stderr.flush()
+            # The other leaders would wait for this one without end.
+            mpi.COMM_WORLD.Abort(1)
         return 1
     return 0
 
@@ -79,7 +83,11 @@ def lead(inputs: RoundInputs) -> None:
     """Lead a node through a round; return at once for samples that are not shared."""
     if inputs.ensemble.reads_partitions:
         return
-    source = _training_samples(inputs.ensemble)
+    # Only trainers use GPUs.
+    hide_gpus()
+    cores = tuple(sorted(os.sched_getaffinity(0)))
+    load_framework(inputs.ensemble.framework).prepare(cores, None, DATA_SEED)
+    source, _ = as_sources(load_functions(inputs.ensemble).input_fn(inputs.ensemble.data))
     if isinstance(source, WITHOUT_STORE):
         return
     nodes = nodes_of(inputs.allocations)
@@ -93,7 +101,18 @@ def lead(inputs: RoundInputs) -> None:
         node = node_here(nodes, world.Get_rank())
         folder = stack.enter_context(node_folder(folder_of(inputs.run_key, node)))
         pool = PreprocessorPool(preprocessors, folder, timeouts=inputs.timeouts)
-        exchange = _opened(world, pool, inputs.lockstep_on(node), len(source))
+        lockstep, spec = inputs.lockstep_on(node), preprocessors.spec
+        stream = Stream(len(source), lockstep.chunk, lockstep.seed)
+        digests = (zlib.crc32(part.tobytes()) for part in preprocessors.sample)
+        _check_that_all_have_the_same(world, (stream, spec, *digests))
+        own = NodeStream(**vars(stream), node=world.Get_rank(), nodes=world.Get_size())
+        pool.ring(lockstep.name, lockstep.readers, stream, lockstep.largest).close()
+        exchange = Exchange(
+            *(world, pool.own_ring(own), RingWriter(pool.folder / lockstep.name), stream, spec),
+            partial(_watch, pool),
+            # Less than the trainers wait for a batch: they need time to go on alone.
+            stall_s=inputs.timeouts.samples_s / 2,
+        )
         faulthandler.cancel_dump_traceback_later()
         chunks = exchange.run()
         print(f"leader {world.Get_rank()} of {world.Get_size()}: {chunks} chunks")
@@ -119,15 +138,6 @@ def preprocessors_of_a_node(
     return preprocessors_needed(points, demand, cores)
 
 
-def _training_samples(ensemble: Ensemble) -> Source:
-    """Return the trainers' samples; hide the GPUs, which only trainers use."""
-    hide_gpus()
-    cores = tuple(sorted(os.sched_getaffinity(0)))
-    load_framework(ensemble.framework).prepare(cores, None, DATA_SEED)
-    training, _ = as_sources(load_functions(ensemble).input_fn(ensemble.data))
-    return training
-
-
 def _world(nodes: int) -> Any:
     """Start MPI, after all processes have been forked."""
     for name, value in IBCAST.items():
@@ -148,20 +158,6 @@ def _world(nodes: int) -> Any:
             "check `mpi:` and `launcher:` in the site file",
         )
     return world
-
-
-def _opened(world: Any, pool: PreprocessorPool, lockstep: Lockstep, samples: int) -> Exchange:
-    stream = Stream(samples, lockstep.chunk, lockstep.seed)
-    spec, sample = pool.preprocessors.spec, pool.preprocessors.sample
-    _check_that_all_have_the_same(world, (stream, spec, *(zlib.crc32(part.tobytes()) for part in sample)))
-    own = NodeStream(samples, lockstep.chunk, lockstep.seed, node=world.Get_rank(), nodes=world.Get_size())
-    pool.ring(lockstep.name, lockstep.readers, stream, lockstep.largest).close()
-    writer = RingWriter(pool.folder / lockstep.name)
-    return Exchange(
-        *(world, pool.own_ring(own), writer, stream, spec, partial(_watch, pool)),
-        # Less than the trainers wait for a batch: they need time to go on alone.
-        stall_s=pool.timeouts.samples_s / 2,
-    )
 
 
 def _watch(pool: PreprocessorPool) -> None:
@@ -185,15 +181,6 @@ def _check_that_all_have_the_same(world: Any, data: object) -> None:
                 f"input_fn gives leader {rank} other samples than leader 0: {there}, not {seen[0]}",
                 "it must return the same data on every node",
             )
-
-
-def _end_the_others() -> None:
-    """End the other leaders, which would wait for this one without end."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is not None and mpi.Is_initialized():
-        # MPI_Abort ends this process at once: a traceback in the buffer would be lost.
-        sys.stderr.flush()
-        mpi.COMM_WORLD.Abort(1)
 
 
 @dataclass(frozen=True)
@@ -306,7 +293,6 @@ class Exchange:
         self._in_flight: deque[tuple[int, int, Any]] = deque()
         self._position = 0
         self._size = self._next_size()
-        self._end_barrier: Any = None
         self._moved_at = self._watched_at = time.monotonic()
 
     def run(self) -> int:
@@ -317,18 +303,16 @@ class Exchange:
         HetctlError
             If there is no progress for `stall_s`, or from `watch`. The caller must end the other leaders.
         """
-        while not self._all_have_left():
+        end: Any = None
+        # A barrier that all leaders have entered: no node has readers.
+        while end is None or not end.Test():
             moved = [self._publish_arrived(), self._post()]
             if not any(moved):
                 self._pause()
+            if end is None and self._ring_writer.left:
+                end = self._votes.Ibarrier()
         self._drain()
         return self._position
-
-    def _all_have_left(self) -> bool:
-        """Enter a barrier once this node's readers have left; return true when all leaders have entered."""
-        if self._end_barrier is None and self._ring_writer.left:
-            self._end_barrier = self._votes.Ibarrier()
-        return self._end_barrier is not None and bool(self._end_barrier.Test())
 
     def _publish_arrived(self) -> bool:
         """Publish the chunks that have arrived, in order."""
@@ -374,7 +358,9 @@ class Exchange:
 
     def _drain(self) -> None:
         """Post the positions that others have posted, with any content: no process reads them."""
-        furthest = self._furthest()
+        positions = np.zeros(self._ranks, np.int64)
+        self._await(self._votes.Iallgather(np.array([self._position]), positions))
+        furthest = int(positions.max())
         while self._in_flight or self._position < furthest:
             moved = self._publish_arrived()
             if self._position < furthest and len(self._in_flight) < IN_FLIGHT:
@@ -384,11 +370,6 @@ class Exchange:
             elif not moved:
                 self._pause()
         self._await(self._votes.Ibarrier())
-
-    def _furthest(self) -> int:
-        positions = np.zeros(self._ranks, np.int64)
-        self._await(self._votes.Iallgather(np.array([self._position]), positions))
-        return int(positions.max())
 
     def _await(self, request: Any) -> None:
         while not request.Test():

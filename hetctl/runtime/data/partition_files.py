@@ -135,17 +135,13 @@ def _array(archive: zipfile.ZipFile, name: str) -> Array:
         start = content.tell()
     is_plain = not dtype.hasobject and 0 not in (*shape, dtype.itemsize)
     if is_plain and entry.compress_type == zipfile.ZIP_STORED:
-        path = Path(str(archive.filename))
-        start += _content_start(path, entry.header_offset)
+        path, header = Path(str(archive.filename)), entry.header_offset
+        with path.open("rb") as file:
+            # Only the local header tells where the content begins.
+            file.seek(header + NAME_LENGTHS_AT)
+            lengths: tuple[int, int] = struct.unpack("<HH", file.read(4))
+        start += header + LOCAL_HEADER + sum(lengths)
         return np.memmap(path, dtype, "r", start, shape, "F" if is_fortran else "C")
     with archive.open(entry) as content:
         whole: Array = NPY.read_array(content, allow_pickle=False)
     return whole
-
-
-def _content_start(path: Path, header: int) -> int:
-    """Return the offset of a zip entry's content, which only its local header tells."""
-    with path.open("rb") as file:
-        file.seek(header + NAME_LENGTHS_AT)
-        lengths: tuple[int, int] = struct.unpack("<HH", file.read(4))
-    return header + LOCAL_HEADER + sum(lengths)

@@ -6,7 +6,7 @@ import mmap
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -15,8 +15,9 @@ from pathlib import Path
 
 from numpy.random import Generator
 
-from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.errors import HetctlError
 from hetctl.model.site import Timeouts
+from hetctl.runtime.data.named_arrays import refusing_errors
 from hetctl.runtime.data.sampler import Numbers, Order, Stream, sample_rng
 from hetctl.runtime.data.sharing.ring import Ring, RingTimeoutError
 from hetctl.runtime.data.sources import Array, SampleSource, SampleSpec
@@ -179,10 +180,8 @@ class Preprocessors:
     def make(self, numbers: Numbers, order: Order) -> tuple[Array, Array]:
         """Prepare samples in this process, exactly as the preprocessors would."""
         x, y = self.spec.empty(len(numbers))
-        try:
+        with refusing_errors("preparing a sample"):
             _write(x, y, numbers, order, self._source)
-        except Exception as error:
-            raise _refusal(error) from error
         return x, y
 
     def stop(self) -> None:
@@ -216,24 +215,16 @@ def _serve(
     while True:
         path, stream = pipe.recv()
         try:
-            with closing(Ring(path)) as ring:
+            with refusing_errors("preparing a sample"), closing(Ring(path)) as ring:
                 pipe.send(None)
-                _fill(_claims(ring, pipe), ring, stream, source, spec)
+                _fill(ring, pipe, stream, source, spec)
         except Exception as error:
             traceback.print_exc()
-            pipe.send(_refusal(error))
+            pipe.send(error)
 
 
-def _fill(claims: Iterator[int], ring: Ring, stream: Stream, source: SampleSource, spec: SampleSpec) -> None:
-    for position in claims:
-        chunk = stream.at(position)
-        x, y = spec.slot_views(ring.buffer(position), len(chunk.numbers))
-        _write(x, y, chunk.numbers, chunk.order, source)
-        ring.publish(position, spec.slot_bytes(len(chunk.numbers)))
-
-
-def _claims(ring: Ring, pipe: Connection) -> Iterator[int]:
-    """Yield positions until the stream has ended, or another request arrives.
+def _fill(ring: Ring, pipe: Connection, stream: Stream, source: SampleSource, spec: SampleSpec) -> None:
+    """Prepare chunks until the stream has ended, or another request arrives.
 
     Readers may be slow, for example during an evaluation; this is no error.
     """
@@ -245,13 +236,10 @@ def _claims(ring: Ring, pipe: Connection) -> Iterator[int]:
             continue
         if position is None:
             return
-        yield position
-
-
-def _refusal(error: Exception) -> HetctlError:
-    if isinstance(error, HetctlError):
-        return error
-    return BadInputError(f"preparing a sample: {type(error).__name__}: {error}")
+        chunk = stream.at(position)
+        x, y = spec.slot_views(ring.buffer(position), len(chunk.numbers))
+        _write(x, y, chunk.numbers, chunk.order, source)
+        ring.publish(position, spec.slot_bytes(len(chunk.numbers)))
 
 
 def _write(x: Array, y: Array, numbers: Numbers, order: Order, source: SampleSource) -> None:

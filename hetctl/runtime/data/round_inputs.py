@@ -175,14 +175,11 @@ class Role:
 
     Parameters
     ----------
-    rank : int
-        Number within the group; rank 0 is its master, the others are its workers.
     preprocessors : int
         Number of preprocessor processes of the rank.
     """
 
     member: str
-    rank: int
     node: str
     preprocessors: int
 
@@ -212,16 +209,12 @@ def roles_of(
         Roles of all ranks, by member and rank.
     """
     # Launchers number ranks node by node.
-    ranks = [
-        (allocation, rank, node)
-        for allocation in allocations
-        for rank, node in enumerate(place.node for place in allocation.placement for _ in place.gpus)
-    ]
+    ranks = [(a, place.node) for a in allocations for place in a.placement for _ in place.gpus]
     counts = {
-        node: iter(_counts([a for a, _, there in ranks if there == node], sharing, points, cores))
+        node: iter(_counts([a for a, there in ranks if there == node], sharing, points, cores))
         for node in nodes_of(allocations)
     }
-    return tuple(Role(a.member, rank, node, next(counts[node])) for a, rank, node in ranks)
+    return tuple(Role(a.member, node, next(counts[node])) for a, node in ranks)
 
 
 def _counts(

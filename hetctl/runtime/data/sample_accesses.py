@@ -7,7 +7,7 @@ migrations of all workers from the same state, without messages.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -159,7 +159,12 @@ class SampleAccesses:
         if np.array_equal(state["home"], self.home):
             self._holder = state["holder"].copy()
             self._steps, self._transfers = state["counts"].tolist()
-            self.pending = tuple(_transfers(state["pending"], state["pending_samples"]))
+            pending, samples = state["pending"], state["pending_samples"]
+            parts = np.split(samples, np.cumsum(pending[:, -1])[:-1])
+            rows = zip(pending[:, :4].tolist(), parts, strict=False)
+            self.pending = tuple(
+                Transfer(number, source, target, part, due) for (number, source, target, due), part in rows
+            )
         self._recount()
 
     def begin_after(self, trained: Numbers) -> None:
@@ -273,13 +278,6 @@ def _places(samples: int, seed: int, level: int) -> Numbers:
     """Return each sample's place in the drawing order of samples accessed `level` times."""
     places: Numbers = np.random.default_rng([seed, level]).permutation(samples)
     return places
-
-
-def _transfers(pending: Numbers, samples: Numbers) -> Iterator[Transfer]:
-    begin = 0
-    for number, source, target, due, count in pending.tolist():
-        yield Transfer(number, source, target, samples[begin : begin + count], due)
-        begin += count
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,11 @@ _kept_order = lru_cache(ORDERS)(_new_order)
 def sample_rng(seed: int, epoch: int, number: int) -> np.random.Generator:
     """Return the generator of a sample's random part, which depends neither on order nor on process.
 
-    It is valid until the next call: to set a counter is much faster than to create a generator.
+    In an unshuffled stream, as of validation samples, it is the same in all epochs, and one that no training
+    sample gets. It is valid until the next call: to set a counter is much faster than to create a generator.
     """
-    bits, fresh, generator = _counted(seed, epoch)
+    # Epochs of training count from 1.
+    bits, fresh, generator = _counted(0, 0) if seed == UNSHUFFLED else _counted(seed, epoch)
     # The sample's number is the highest of four words: its stream of 2**192 steps meets no other.
     fresh["state"]["counter"][:] = (0, 0, 0, number)
     bits.state = fresh

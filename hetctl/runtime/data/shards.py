@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.errors import BadInputError
 from hetctl.model.values import dataclass
-from hetctl.runtime.data.named_arrays import rows_of
+from hetctl.runtime.data.named_arrays import refusing_errors, rows_of
 from hetctl.runtime.data.sampler import Numbers, Order, epoch_order
 
 Array = npt.NDArray[Any]
@@ -149,7 +149,7 @@ class ShardSource:
             If the shard cannot be read, or has another number of samples than was given.
         """
         place, size = f"shard {shard} of {self._name} ({self._given.shards[shard]})", self.sizes[shard]
-        try:
+        with refusing_errors(f"reading {place}", READ):
             samples: Any = iter(self._given.read(self._given.shards[shard]))
             with closing(samples) if hasattr(samples, "close") else nullcontext():
                 for number in range(size):
@@ -161,20 +161,12 @@ class ShardSource:
                     if number == size - 1 and next(samples, MISSING) is not MISSING:
                         raise BadInputError(f"{place} has more samples than the {size} that were given", READ)
                     yield sample
-        except HetctlError:
-            raise
-        except Exception as error:
-            raise BadInputError(f"reading {place}: {type(error).__name__}: {error}", READ) from error
 
     def batch(self, samples: list[Any]) -> tuple[Array, Array]:
         """Return x and y of samples; BadInputError if they make no batch."""
-        try:
+        hint = "samples are pairs (x, y), or give Shards a collate_fn"
+        with refusing_errors(f"making a batch of {self._name}", hint):
             return rows_of(self._given.collate_fn(samples), len(samples), f"a batch of {self._name}")
-        except HetctlError:
-            raise
-        except Exception as error:
-            message = f"making a batch of {self._name}: {type(error).__name__}: {error}"
-            raise BadInputError(message, "samples are pairs (x, y), or give Shards a collate_fn") from error
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain, pairwise
 from typing import Any, Protocol
 
@@ -159,11 +159,16 @@ def as_source(value: Any, name: str) -> Source:
     Raises
     ------
     BadInputError
-        If it is of no known kind, or empty, or its first sample cannot be used.
+        If it is of no known kind, empty, in a closed file, or its first sample cannot be used.
     """
     for part in value if isinstance(value, tuple | list) else ():
         for array in part.values() if isinstance(part, Mapping) else (part,):
-            check_open(array, name)
+            # Only arrays of h5py tell that their file was closed, by their truth value.
+            if type(array).__module__.startswith("h5py") and not array:
+                raise BadInputError(
+                    f"input_fn returned an h5py dataset for {name} whose file is closed",
+                    "leave the file open: rows are read from it as long as members train",
+                )
     adapt = next((adapter for fits, adapter in ADAPTERS if fits(value)), None)
     if adapt is None:
         raise BadInputError(f"input_fn returned {type(value).__name__} for {name}", HINT)
@@ -286,18 +291,16 @@ def _check_targets(y: Any, place: str) -> None:
 def _of_arrays(value: Any, name: str) -> ArraySource:
     inputs, targets = value
     _check_targets(targets, f"y of {name}")
-    return ArraySource(_inputs_of(inputs, f"x of {name}"), _indexable(targets), name)
-
-
-def _inputs_of(part: Any, place: str) -> Any:
-    if isinstance(part, Mapping):
-        for key, array in part.items():
-            if not _has_rows(array):
-                raise BadInputError(
-                    f"{key} of {place} is {type(array).__name__}", "return arrays with a row a sample"
-                )
-        return NamedArrays({key: _indexable(array) for key, array in part.items()}, place)
-    return _indexable(part)
+    if not isinstance(inputs, Mapping):
+        return ArraySource(_indexable(inputs), _indexable(targets), name)
+    place = f"x of {name}"
+    for key, array in inputs.items():
+        if not _has_rows(array):
+            raise BadInputError(
+                f"{key} of {place} is {type(array).__name__}", "return arrays with a row a sample"
+            )
+    rows = NamedArrays({key: _indexable(array) for key, array in inputs.items()}, place)
+    return ArraySource(rows, _indexable(targets), name)
 
 
 def _indexable(part: Any) -> Any:
@@ -396,7 +399,10 @@ class DiskArray:
         """Return a row for each number, in the order of the numbers."""
         wanted, places = np.unique(np.asarray(numbers), return_inverse=True)
         rows = np.empty((len(wanted), *self._array.shape[1:]), self._array.dtype)
-        for first, stop in _runs(wanted, self._chunk_rows):
+        apart = np.diff(wanted // self._chunk_rows) > 0 if self._chunk_rows else np.diff(wanted) > 1
+        ends = [0, *(np.flatnonzero(apart) + 1).tolist(), len(wanted)] if len(wanted) else []
+        # Increasing numbers that are read together.
+        for first, stop in pairwise(ends):
             start, end = int(wanted[first]), int(wanted[stop - 1]) + 1
             rows[first:stop] = np.asarray(self._array[start:end])[wanted[first:stop] - start]
         chosen: Array = rows[places]
@@ -411,32 +417,3 @@ def is_on_disk(value: Any) -> bool:
     """Return true for an array of h5py or zarr; neither is imported for it."""
     package = type(value).__module__.partition(".")[0]
     return package in PACKAGES and hasattr(value, "chunks")
-
-
-def check_open(value: Any, name: str) -> None:
-    """Reject an array whose file was closed.
-
-    Parameters
-    ----------
-    name : str
-        Name of the part of the samples, for the message.
-
-    Raises
-    ------
-    BadInputError
-        If its file was closed; only arrays of h5py tell it, by their truth value.
-    """
-    if type(value).__module__.startswith("h5py") and not value:
-        raise BadInputError(
-            f"input_fn returned an h5py dataset for {name} whose file is closed",
-            "leave the file open: rows are read from it as long as members train",
-        )
-
-
-def _runs(wanted: Numbers, chunk_rows: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds (first, stop) of increasing numbers that are read together."""
-    if not len(wanted):
-        return
-    apart = np.diff(wanted // chunk_rows) > 0 if chunk_rows else np.diff(wanted) > 1
-    ends = [0, *(np.flatnonzero(apart) + 1).tolist(), len(wanted)]
-    yield from pairwise(ends)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from hetctl.model.serialization import encode, parse
 from hetctl.model.values import dataclass
 from hetctl.runtime.worker.checkpoint import Arrays, TrainingState
 
-MAGIC = b"hetctl state 1\n\0"
+MAGIC = b"hetctl state 2\n\0"
 LENGTH = struct.Struct("<Q")
 ALIGNMENT = 64
 """Bytes; a cache line, and what the vector instructions of frameworks need."""
@@ -30,35 +29,25 @@ BUFFER_BYTES = 2**20
 
 @dataclass(frozen=True)
 class StoredArray:
-    """Place of an array in the file.
+    """An array of the file.
 
     Parameters
     ----------
     dtype : str
         Type, as `numpy.dtype` takes it.
-    offset : int
-        Bytes from the start of the first array.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    offset: int
 
 
 @dataclass(frozen=True)
 class StateHeader:
-    """Header of the file.
-
-    Parameters
-    ----------
-    bytes : int
-        Length of all arrays with the gaps between them.
-    """
+    """Header of the file, with its arrays in their order."""
 
     state: TrainingState
     arrays: tuple[StoredArray, ...]
-    bytes: int
 
 
 def write(folder: Path, name: str, arrays: Arrays, state: TrainingState) -> int:
@@ -74,15 +63,14 @@ def write(folder: Path, name: str, arrays: Arrays, state: TrainingState) -> int:
         If there is no room for it.
     """
     rows = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    header = json.dumps(encode(_described(rows, state))).encode()
+    stored = tuple(StoredArray(name, _text_of(row.dtype, name), row.shape) for name, row in rows.items())
+    header = json.dumps(encode(StateHeader(state, stored))).encode()
     header = MAGIC + LENGTH.pack(len(header)) + header
     # The dot keeps other nodes from getting an incomplete file.
     temporary = folder / f".{name}.tmp"
     try:
         with temporary.open("wb", buffering=BUFFER_BYTES) as file:
             file.write(header)
-            # Even a file without arrays has the gap after the header.
-            file.write(bytes(-len(header) % ALIGNMENT))
             for array in rows.values():
                 file.write(bytes(-file.tell() % ALIGNMENT))
                 file.write(array.reshape(-1).view(np.uint8).data)
@@ -106,37 +94,19 @@ def read(folder: Path, name: str) -> tuple[dict[str, npt.NDArray[Any]], Training
         If the file is no state, or not complete.
     """
     content = np.memmap(folder / name, np.uint8, "r")
-    header, start = _unpacked(content, name)
-    if len(content) < start + header.bytes:
-        raise ValueError(f"state {name} has {len(content)} bytes of {start + header.bytes}")
-    arrays = {}
-    for array in header.arrays:
-        dtype, begin = np.dtype(array.dtype), start + array.offset
-        size_bytes = math.prod(array.shape) * dtype.itemsize
-        arrays[array.name] = content[begin : begin + size_bytes].view(dtype).reshape(array.shape)
-    return arrays, header.state
-
-
-def _described(arrays: Mapping[str, npt.NDArray[Any]], state: TrainingState) -> StateHeader:
-    stored, end = [], 0
-    for name, array in arrays.items():
-        offset = _aligned(end)
-        stored.append(StoredArray(name, _text_of(array.dtype, name), array.shape, offset))
-        end = offset + array.nbytes
-    return StateHeader(state, tuple(stored), end)
-
-
-def _unpacked(content: npt.NDArray[np.uint8], name: str) -> tuple[StateHeader, int]:
     begin = len(MAGIC) + LENGTH.size
     if content[: len(MAGIC)].tobytes() != MAGIC or len(content) < begin:
         raise ValueError(f"{name} is no state of a member")
     (length,) = LENGTH.unpack(content[len(MAGIC) : begin].tobytes())
-    header = parse(StateHeader, content[begin : begin + length].tobytes())
-    return header, _aligned(begin + length)
-
-
-def _aligned(position: int) -> int:
-    return position + -position % ALIGNMENT
+    header, end = parse(StateHeader, content[begin : begin + length].tobytes()), begin + length
+    arrays = {}
+    for array in header.arrays:
+        dtype, start = np.dtype(array.dtype), end + -end % ALIGNMENT
+        end = start + math.prod(array.shape) * dtype.itemsize
+        if len(content) < end:
+            raise ValueError(f"state {name} has {len(content)} bytes of at least {end}")
+        arrays[array.name] = content[start:end].view(dtype).reshape(array.shape)
+    return arrays, header.state
 
 
 def _text_of(dtype: np.dtype[Any], name: str) -> str:

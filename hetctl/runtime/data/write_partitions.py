@@ -33,8 +33,7 @@ from hetctl.storage.atomic_io import make_private_folder, write_json
 
 Numbers = npt.NDArray[np.int64]
 
-TRAINING, VALIDATION = "training", "validation"
-STREAMS = {TRAINING: 0, VALIDATION: 1}
+STREAMS = {"training": 0, "validation": 1}
 """Numbers combined with a seed, so that both divisions are independent."""
 
 Array = npt.NDArray[Any]
@@ -125,14 +124,13 @@ def write_partitions(request: PartitionRequest) -> PartitionAnswer:
 
 def divided_data(request: PartitionRequest) -> tuple[DividedSamples, DividedSamples]:
     """Return the training and the validation samples that ``input_fn(data)`` returns, divided."""
-    training, validation = as_sources(load_functions(request.ensemble).input_fn(request.ensemble.data))
+    sources = as_sources(load_functions(request.ensemble).input_fn(request.ensemble.data))
     # Both are checked before either is divided.
-    sources = {TRAINING: _divisible(TRAINING, training), VALIDATION: _divisible(VALIDATION, validation)}
-    parted = (
-        DividedSamples(source, split(name, len(source), request.count, request.seed))
-        for name, source in sources.items()
+    both = [(name, _divisible(name, each)) for name, each in zip(STREAMS, sources, strict=True)]
+    training, validation = (
+        DividedSamples(source, split(name, len(source), request.count, request.seed)) for name, source in both
     )
-    return next(parted), next(parted)
+    return training, validation
 
 
 def _divisible(name: str, source: Source) -> SampleSource:

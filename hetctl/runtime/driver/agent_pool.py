@@ -16,10 +16,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hetctl.cluster.launchers import LAUNCHERS, ResourceSet
@@ -56,8 +55,8 @@ from hetctl.runtime.agent.messages import (
     StoreOrder,
 )
 from hetctl.runtime.driver.broadcast import BroadcastTree, archive_of, broadcast
-from hetctl.runtime.driver.classify_exit import MISPLACED
 from hetctl.runtime.driver.launched_steps import StepPool
+from hetctl.runtime.driver.rank_group import MISPLACED
 from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.job_logs import append, end_of, length_of, log_line
 from hetctl.runtime.transport import Connection, JobIdentity, Listener
@@ -82,7 +81,6 @@ LAST_NODE_RETURN_S = 10.0
 """Seconds in which the last node's agent may return, or end its step, after it closed its connection."""
 MOST_RETURNS = 3
 """Most losses after which a node is used again; more would cost its members more than the node gains."""
-NO_STAGES: Mapping[str, StageOrder] = MappingProxyType({})
 
 
 @dataclass
@@ -164,15 +162,6 @@ class AgentStep:
         """Return the agent on a node."""
         return next((agent for agent in self.agents.values() if agent.node == node), None)
 
-    def may_return(self, node: str) -> bool:
-        """Return true if an agent on a lost node may connect again."""
-        return self.released_at is None and node in self.lost and self.losses[node] <= MOST_RETURNS
-
-    def sets_on(self, node: str) -> list[str]:
-        """Return the keys of the resource sets on a node: of connected agents, or else as planned."""
-        where = {key: self.agents[key].node if key in self.agents else key for key in self.sets}
-        return [key for key, real in where.items() if real == node]
-
 
 class AgentPool:
     """Agents of one batch job, which start its ranks and pass on messages.
@@ -210,14 +199,14 @@ class AgentPool:
         frameworks: Sequence[str],
         ranks: RankPool,
         shutdown_s: float = SHUTDOWN_S,
-        stages: Mapping[str, StageOrder] = NO_STAGES,
+        stages: Mapping[str, StageOrder] | None = None,
         holds_lease: Callable[[], bool] = lambda: True,
         pythons: Sequence[WarmPython] = (),
     ) -> None:
         self._holds_lease = holds_lease
         self.nodes = tuple(nodes)
         self.store: StoreOrder | None = None
-        self._stages = stages
+        self._stages = stages or {}
         self._stores: dict[str, Any] = {}
         # Keep variables of NCCL, RCCL, Gloo and libfabric from the user's shell or a module.
         self.site = site.with_overrides(os.environ)
@@ -232,7 +221,11 @@ class AgentPool:
         self._ended: dict[str, int] = {}
         self._running: dict[str, AgentStep] = {}
         self._selector = selectors.DefaultSelector()
-        self.identity = None if LAUNCHERS[site.launcher].starts_here else _new_identity(site)
+        self.identity = None
+        if not LAUNCHERS[site.launcher].starts_here:
+            from hetctl.runtime.tls import new_certificate
+
+            self.identity = JobIdentity(new_certificate(), site.network.encrypt_data)
         self._listener = Listener(secrets.token_hex(32), control_address(site.network.control), self.identity)
         address = DriverAddress(
             **vars(self._listener.address),
@@ -388,8 +381,7 @@ class AgentPool:
         for facts, connection in self._listener.accepted():
             if ENVIRONMENT in facts:
                 source = self._tree.source_for(decode(SourceRequest, facts[ENVIRONMENT]))
-                with suppress(ConnectionError), closing(connection):
-                    connection.send({ENVIRONMENT: source and encode(source)})
+                _close_after(connection, {ENVIRONMENT: source and encode(source)})
             else:
                 self._answer_join(facts, connection)
         self.wait(0)
@@ -424,13 +416,9 @@ class AgentPool:
             agent.closed = True
             # If the whole step ends now, it starts again; the node is lost only if the step goes on without
             # it.
-            agent.lost_at = min(agent.lost_at, now + self._patience_s)
-
-    @property
-    def _patience_s(self) -> float:
-        """Seconds to wait for the end of a step or a new agent after an agent's closed connection."""
-        agents = (agent for step in self._running.values() for agent in step.agents.values())
-        return STEP_END_S if any(not agent.closed for agent in agents) else LAST_NODE_RETURN_S
+            agents = (one for step in self._running.values() for one in step.agents.values())
+            patience_s = STEP_END_S if any(not one.closed for one in agents) else LAST_NODE_RETURN_S
+            agent.lost_at = min(agent.lost_at, now + patience_s)
 
     def _pass_on(self, agent: AgentLink, message: Any) -> None:
         if FROM in message:
@@ -452,27 +440,21 @@ class AgentPool:
     def _watch_steps(self, now: float) -> None:
         for name, step in list(self._running.items()):
             if step.released_at is not None:
-                self._force_end(name, step, now - step.released_at)
+                due = int((now - step.released_at) / self._shutdown_s)
+                number = END_SIGNALS[min(due, len(END_SIGNALS) - 1)]
+                if number not in (None, step.signalled):
+                    self._steps.signal(number, name)
+                    step.signalled = number
             elif step.member and any(agent.closed for agent in step.agents.values()):
                 # The end of the step gives the reason.
                 self.release(name)
             else:
                 for agent in [agent for agent in step.agents.values() if now > agent.lost_at]:
                     self._mark_node_lost(agent.node)
-                if now > step.join_until:
-                    self._continue_without_absent(name, step)
-
-    def _force_end(self, name: str, step: AgentStep, waited_s: float) -> None:
-        """Signal a released step that has not ended: SIGTERM first, then SIGKILL."""
-        number = END_SIGNALS[min(int(waited_s / self._shutdown_s), len(END_SIGNALS) - 1)]
-        if number not in (None, step.signalled):
-            self._steps.signal(number, name)
-            step.signalled = number
-
-    def _continue_without_absent(self, name: str, step: AgentStep) -> None:
-        for node in [node for node in step.sets if node not in step.agents]:
-            # A slow start must not cost the node for the whole job: its agent may connect late.
-            self._continue_without(name, step, node, f"no agent of {name} connected from {node}")
+                absent = [node for node in step.sets if node not in step.agents]
+                for node in absent if now > step.join_until else ():
+                    # A slow start must not cost the node for the whole job: its agent may connect late.
+                    self._continue_without(name, step, node, f"no agent of {name} connected from {node}")
 
     def _answer_join(self, facts: Any, connection: Connection) -> None:
         """Send an agent its resource set, and have it fork the requested ranks."""
@@ -483,12 +465,18 @@ class AgentPool:
         if node and step and not step.member:
             self._take_back(node, step)
         if node is None or step is None or not step.expects(node):
-            self._reject(found, node, step, connection)
+            names = ", ".join(node.name for node in self.nodes)
+            log_line(
+                f"agent of step {found.step} on {found.host} {found.variables} rejected: "
+                f"not on a node of the job ({names}), or not expected there"
+            )
+            # For good, unless the node's last agent may still run.
+            _close_after(connection, *([] if node and step and step.agent_on(node) else [{SHUTDOWN: True}]))
         elif held := self._set_for(node, step):
             self._admit(held, node, step, found, connection)
         else:
             reason = f"step {found.step} was to start on {', '.join(step.sets)}, and started on {node}"
-            _reject(connection, reason)
+            _close_after(connection, {REJECTED: reason})
             self._fail_member(found.step, step, reason)
 
     def _take_back(self, name: str, step: AgentStep) -> None:
@@ -496,25 +484,11 @@ class AgentPool:
         last = step.agent_on(name)
         if last and last.closed:
             self._mark_node_lost(name)
-        if step.may_return(name):
+        if step.released_at is None and name in step.lost and step.losses[name] <= MOST_RETURNS:
             node = step.lost.pop(name)
             self.nodes = (*self.nodes, node)
             step.sets[name] = ResourceSet(name, node.gpus)
             self._ranks.on_return(name)
-
-    def _reject(
-        self, found: AgentFacts, node: str | None, step: AgentStep | None, connection: Connection
-    ) -> None:
-        """Reject an agent, for good unless the node's last agent may still run."""
-        names = ", ".join(node.name for node in self.nodes)
-        log_line(
-            f"agent of step {found.step} on {found.host} {found.variables} rejected: "
-            f"not on a node of the job ({names}), or not expected there"
-        )
-        if not (node and step and step.agent_on(node)):
-            with suppress(ConnectionError):
-                connection.send({SHUTDOWN: True})
-        connection.close()
 
     def _set_for(self, node: str, step: AgentStep) -> ResourceSet | None:
         """Return an agent's set on a node; launchers that choose nodes may use any node of the same type."""
@@ -532,12 +506,14 @@ class AgentPool:
         too_many = step.member and seen > given
         if found.gpus and self.site.device == GPU and (seen < given or too_many):
             reason = f"step {found.step} sees {seen} GPUs on {node}, and not {given}"
-            _reject(connection, reason)
+            _close_after(connection, {REJECTED: reason})
             self._continue_without(found.step, step, node, reason)
             return
         planned = "" if node == held.node else f", planned on {held.node}"
         where = f"{node} ({found.host}){planned}"
-        log_line(f"agent of step {found.step} on {where}, {len(found.cores)} cores{_gpu_list(found)}")
+        facts = [f"{len(found.cores)} cores", *(f"{name}={value}" for name, value in found.devices.items())]
+        facts += [f"GPU {number} {gpu.name} {gpu.uuid}" for number, gpu in enumerate(found.gpus)]
+        log_line(f"agent of step {found.step} on {where}, {', '.join(facts)}")
         lost_at = time.monotonic() + self._timeouts.silence_s
         agent = step.agents[held.node] = AgentLink(held, node, connection, lost_at)
         self._selector.register(connection, selectors.EVENT_READ, agent)
@@ -578,23 +554,20 @@ class AgentPool:
             if not step.member:
                 step.lost |= lost
                 step.losses[node] += 1
-            for planned in step.sets_on(node):
+            # Those of connected agents, or else as planned.
+            where = {key: step.agents[key].node if key in step.agents else key for key in step.sets}
+            for planned in [key for key, real in where.items() if real == node]:
                 del step.sets[planned]
                 if agent := step.agents.pop(planned, None):
                     self._close(agent)
                 self._ranks.on_loss(name, KILLED, planned, step.output or "", node)
 
 
-def _new_identity(site: Site) -> JobIdentity:
-    from hetctl.runtime.tls import new_certificate
-
-    return JobIdentity(new_certificate(), site.network.encrypt_data)
-
-
-def _reject(connection: Connection, reason: str) -> None:
-    """Tell an agent, for its log, why it cannot be used."""
+def _close_after(connection: Connection, *messages: Any) -> None:
+    """Close an agent's connection after the messages; one with a reason is for the agent's log."""
     with suppress(ConnectionError):
-        connection.send({REJECTED: reason})
+        for message in messages:
+            connection.send(message)
     connection.close()
 
 
@@ -603,12 +576,6 @@ def _log_to_step(step: AgentStep, line: str) -> None:
     # A full disk ends the job in order.
     with suppress(OSError):
         append(step.log, f"{line}\n")
-
-
-def _gpu_list(facts: AgentFacts) -> str:
-    variables = (f", {name}={value}" for name, value in facts.devices.items())
-    gpus = (f", GPU {number} {gpu.name} {gpu.uuid}" for number, gpu in enumerate(facts.gpus))
-    return "".join((*variables, *gpus))
 
 
 def link_package(folder: Path) -> None:

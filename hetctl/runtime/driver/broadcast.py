@@ -50,7 +50,10 @@ class BroadcastTree:
         """
         name = request.address.name
         for gone in {name, request.failed}:
-            self._leave_source(gone)
+            source = self._sources.pop(gone, None)
+            if source in self._serving:
+                self._readers[source] -= 1
+                self._open[source] = self._serving[source]
         self._serving.pop(request.failed, None)
         self._open.pop(request.failed, None)
         found = next((one for one in self._open.values() if not self._reads_from(one.name, name)), None)
@@ -63,12 +66,6 @@ class BroadcastTree:
         if self._readers[name] < self._fan_out:
             self._open[name] = request.address
         return found
-
-    def _leave_source(self, name: str) -> None:
-        source = self._sources.pop(name, None)
-        if source in self._serving:
-            self._readers[source] -= 1
-            self._open[source] = self._serving[source]
 
     def _reads_from(self, node: str | None, source: str) -> bool:
         while node is not None and node != source:

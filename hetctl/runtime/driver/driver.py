@@ -18,13 +18,12 @@ from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS
 from hetctl.model.values import dataclass
-from hetctl.runtime.data.stage_in import stage_orders
-from hetctl.runtime.driver.classify_exit import failed_nodes
+from hetctl.runtime.data.partition_folder import stage_orders
 from hetctl.runtime.driver.job_modes import JobContext, JobMode, modes_of
-from hetctl.runtime.driver.job_nodes import nodes_of_this_job
-from hetctl.runtime.driver.rank_group import RankGroup
+from hetctl.runtime.driver.launched_steps import nodes_of_this_job
+from hetctl.runtime.driver.rank_group import RankGroup, failed_nodes
 from hetctl.runtime.driver.rank_pool import RankPool
-from hetctl.runtime.driver.rounds import LeaderSteps, Rounds
+from hetctl.runtime.driver.rounds import Rounds
 from hetctl.runtime.driver.run_members import RunMembers
 from hetctl.runtime.job_logs import disk_error_reason, log_line
 from hetctl.runtime.worker.scripts.warm_start import pythons_ahead
@@ -49,7 +48,7 @@ from hetctl.scheduling.round_scheduler import POLL_S
 from hetctl.storage.event_files import EventQueue
 from hetctl.storage.kept_modules import with_kept_modules
 from hetctl.storage.lease import Lease
-from hetctl.storage.paths import JobFiles, RunFolder
+from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENCE_S, PATIENT
 from hetctl.storage.run_files import read_planner_state, read_spec, write_live_metrics
 from hetctl.storage.task_fold import TaskReport
@@ -125,7 +124,9 @@ class Driver:
             say=log_line,
         )
         # Before files of earlier jobs are read or removed: one of these may still train.
-        self._lease.acquire(lambda: _reason_to_leave(self._files, deadline))
+        self._lease.acquire(
+            lambda: "the job ended" if self._files.stop.exists() or time.time() > deadline else ""
+        )
         # Killed jobs leave files that matter only while they run.
         for earlier in range(job):
             PATIENT.call(folder.job(earlier).clear)
@@ -144,7 +145,6 @@ class Driver:
             grace_s=self._spec.grace_s,
             pythons=PATIENT.call(pythons_ahead, self._spec.ensemble, self._spec.site.gpus_per_node),
         )
-        self._leader_steps = LeaderSteps(self._spec.site, self._files)
         # On a full disk the driver goes on, to stop its trainers.
         self._queue = EventQueue(folder.events, self._note_disk_error)
         self._trouble: DiskTrouble | None = None
@@ -165,7 +165,7 @@ class Driver:
         )
         self._rounds = Rounds(
             *(folder, self._spec, job, deadline, self._opened.max_uninterrupted_s),
-            *(self._rank_pool, self._leader_steps, self._queue, self._note_disk_error, self._lease.mark),
+            *(self._rank_pool, self._members, self._queue, self._note_disk_error, self._lease.mark),
         )
         self._later = modes_of(
             JobContext(
@@ -237,7 +237,7 @@ class Driver:
             self._keep_state()
             self._schedule()
         self._rank_pool.shutdown()
-        self._leader_steps.shutdown()
+        self._rounds.reap_leaders(at_end=True)
         self._events.write("job_ended", job=self._job, reason=reason)
         with suppress(OSError):
             PATIENT.call(self._queue.flush)
@@ -310,7 +310,7 @@ class Driver:
     def _process_ends(self) -> None:
         """Process ended tasks first, then the end of the job: a task may get the signal before the driver."""
         ended = self._rank_pool.reap()
-        self._leader_steps.reap()
+        self._rounds.reap_leaders()
         if any(task.exit_code for task in ended):
             # Ranks fail if another driver has the lease, which must not count against their members.
             self._lease.renew()
@@ -318,7 +318,10 @@ class Driver:
             # To end a job, a batch system signals steps and driver in any order.
             time.sleep(self._signal_delay_s)
         self._send(Tick(self._now_s()))
-        self._report_joined_nodes()
+        # Nodes whose agents connect late or again, before these agents' reports. One whose agent returns at
+        # once was never lost to the scheduling.
+        for node in [node for node in self._rank_pool.nodes if node.name not in self._scheduler.pool.nodes]:
+            self._send(NodeJoined(self._now_s(), node))
         self._send_all(mode.reports() for mode in self._modes)
         self._watch_for_the_end()
         for name in (*self._rank_pool.signalled(), *(task.name for task in ended if task.signalled)):
@@ -327,12 +330,8 @@ class Driver:
         for task in (*unclosed, *ended):
             self._close_task(task)
         self._report_lost_nodes()
-        self._record_returns()
-        self._admit_trials(some_ended=bool(ended))
-
-    def _admit_trials(self, *, some_ended: bool) -> None:
         try:
-            self._send_all(mode.arrivals(some_ended=some_ended) for mode in self._modes)
+            self._send_all(mode.arrivals(some_ended=bool(ended)) for mode in self._modes)
         except HetctlError as error:
             self._end_for(error)
 
@@ -356,22 +355,11 @@ class Driver:
         if self._end_reason and not self._scheduler.ending:
             self._send(JobEnding(self._now_s(), self._end_reason))
 
-    def _report_joined_nodes(self) -> None:
-        """Report to the scheduling nodes whose agents connect late or again, before these agents' reports.
-
-        A node whose agent returns at once was never lost to the scheduling.
-        """
-        for node in [node for node in self._rank_pool.nodes if node.name not in self._scheduler.pool.nodes]:
-            self._send(NodeJoined(self._now_s(), node))
-
     def _report_lost_nodes(self) -> None:
-        """Report lost nodes to the scheduling, after the ends of their tasks."""
+        """Report lost nodes to the scheduling, and record returned ones, after the ends of their tasks."""
         present = {node.name for node in self._rank_pool.nodes}
         for name in [name for name in self._scheduler.pool.nodes if name not in present]:
             self._send(NodeLost(self._now_s(), name))
-
-    def _record_returns(self) -> None:
-        """Record returned nodes, after the ends of the tasks lost with them."""
         returned, self._rank_pool.returned = self._rank_pool.returned, []
         for node in dict.fromkeys(returned):
             self._events.write("node_joined", job=self._job, node=node)
@@ -388,7 +376,7 @@ class Driver:
                 self._unclosed.append(task)
                 return
             report = TaskReport()
-        reason = self._rounds.close(task, running, report, self._members)
+        reason = self._rounds.close(task, running, report)
         for mode in self._modes:
             mode.on_task_ended(running, reason.value)
         # By measurement, its next epoch would end after the deadline.
@@ -494,9 +482,7 @@ class Driver:
         """Start tasks; report a failed launch as an ended task."""
         started: set[str] = set()
         try:
-            members = self._members.with_batch_sizes(task.name for task in command.tasks)
-            guessed = self._members.guessed(task.allocation for task in command.tasks)
-            started = self._rounds.start(command, members, guessed, self._members.preprocess)
+            started = self._rounds.start(command)
         except OSError as error:
             self._note_disk_error(error)
         for task in command.tasks:
@@ -522,11 +508,6 @@ class Driver:
             self._ended_by = self._end_reason
         else:
             self._send(opened)
-
-
-def _reason_to_leave(files: JobFiles, deadline: float) -> str:
-    """Return why a driver that waits for the lease has to leave; empty if it may wait."""
-    return "the job ended" if files.stop.exists() or time.time() > deadline else ""
 
 
 def _end_at_once(reason: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from hetctl.methods.hopper.hop_events import (
@@ -21,28 +22,24 @@ from hetctl.methods.hopper.hop_plans import HopPlanner
 from hetctl.methods.hopper.hop_scheduler import HopRules, HopScheduler
 from hetctl.methods.hopper.schedule import SearchOptions, visits_to_repeat
 from hetctl.methods.hopper.worker_groups import modes
-from hetctl.model.events import DRIVER
+from hetctl.model.ensemble import Member
+from hetctl.model.events import DRIVER, Event
 from hetctl.model.hops import HopPlanMade, StateFetched, StateSaved, Visit, VisitEnd, node_of
 from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult
 from hetctl.model.training_settings import FRAMEWORKS
+from hetctl.model.values import dataclass
 from hetctl.runtime.agent.messages import StoreOrder
 from hetctl.runtime.data.sharing.node_folder import run_key
-from hetctl.runtime.driver.hop_history import (
-    RecordedVisits,
-    drop_leftovers,
-    hop_progress,
-    newest_states,
-    next_number,
-    progress_of,
-    recorded_visits,
-)
 from hetctl.runtime.driver.job_modes import JobContext, JobMode
-from hetctl.runtime.worker.checkpoint import TrainingState
+from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState, visit_in
 from hetctl.scheduling.job_scheduler import RunningTask
+from hetctl.storage.event_files import read_events
 from hetctl.storage.patience import PATIENT
+from hetctl.storage.progress_fold import events_in
+from hetctl.storage.run_files import checkpoint_folder
 
 TRIALS_EVERY_S = 1.0
 """Seconds between two checks for new trials of a search while no visit ends."""
@@ -74,7 +71,10 @@ class HopJob(JobMode):
             HopPlanMade: lambda command: self._write(DRIVER, "hop_plan", **encode(command)),
         }
         # Agents that start from now on open stores.
-        agents.store = _store_order(job.spec)
+        partitions, control = job.spec.ensemble.partitions, tuple(job.spec.site.network.control)
+        assert partitions is not None
+        self._partitions = partitions.count
+        agents.store = StoreOrder(run_key(job.spec.run, job.spec.checkpoints), partitions.paths(), control)
         self._round = 0
         self._running: Mapping[str, RunningTask] = {}
         self._results: dict[tuple[str, int], EpochResult] = {}
@@ -89,36 +89,30 @@ class HopJob(JobMode):
         observer = job.observer(job.planner)
         left = observer.left(job.now_s)
         drop_leftovers(job.spec, left)
-        recorded = recorded_visits(job.folder)
+        recorded = recorded_visits(events_in(job.folder))
         states = newest_states(job.spec, left, recorded)
-        number = next_number(job.spec, left, recorded)
         self.reconcile(states, job.members.epochs(left), recorded)
         # Members within a data-parallel epoch go on in the next phase.
         fit = [name for name in left if not states[name].is_within_epoch]
         self._asked = dict(job.members.asked())
-        assert job.spec.ensemble.partitions is not None
-        count = job.spec.ensemble.partitions.count
         progress = [
-            hop_progress(member, states[member.name], count) for member in job.members.with_batch_sizes(fit)
+            hop_progress(member, states[member.name], self._partitions)
+            for member in job.members.with_batch_sizes(fit)
         ]
-        scheduler = HopScheduler(self._rules(count, number), progress, self._planner(), observer)
-        self._running = scheduler.running
-        return scheduler
-
-    def _rules(self, partitions: int, first_number: int) -> HopRules:
-        spec = self.job.spec
-        return HopRules(
-            partitions=partitions,
-            seed=self.job.options.seed,
+        spec, options = job.spec, job.options
+        rules = HopRules(
+            partitions=self._partitions,
+            seed=options.seed,
             replay=visits_to_repeat(Path(spec.replay).read_text(encoding="utf-8")) if spec.replay else (),
-            first_number=first_number,
+            first_number=next_number(spec, left, recorded),
             least_members=least_to_hop(spec.gpus) if spec.phases[-1] != HOPPER else 0,
         )
-
-    def _planner(self) -> HopPlanner:
-        options, framework = self.job.options, FRAMEWORKS[self.job.spec.ensemble.framework]
         search = SearchOptions(seed=options.seed, seconds=options.solver_time_limit_s)
-        return HopPlanner(options.hop_scheduler, search, forms_groups=all(map(find_spec, framework.packages)))
+        packages = FRAMEWORKS[spec.ensemble.framework].packages
+        planner = HopPlanner(options.hop_scheduler, search, forms_groups=all(map(find_spec, packages)))
+        scheduler = HopScheduler(rules, progress, planner, observer)
+        self._running = scheduler.running
+        return scheduler
 
     def reconcile(
         self, states: Mapping[str, TrainingState], epochs: Mapping[str, int], recorded: RecordedVisits
@@ -167,8 +161,14 @@ class HopJob(JobMode):
         asked = job.members.asked()
         new = [name for name, epochs in asked.items() if epochs > self._asked.get(name, 0)]
         for member in job.members.with_batch_sizes(new):
-            yield PATIENT.call(progress_of, job.folder, job.spec, member)
+            yield PATIENT.call(self._progress_of, member)
         self._asked.update(asked)
+
+    def _progress_of(self, member: Member) -> HopProgress:
+        """Return the progress of a trial that joins the hops, from its events and its newest checkpoint."""
+        recorded = recorded_visits(read_events(self.job.folder.events_of(member.name)))
+        state = newest_states(self.job.spec, [member.name], recorded)[member.name]
+        return hop_progress(member, state, self._partitions)
 
     def on_task_ended(self, running: RunningTask, reason: str) -> None:
         """Record a visit that ended without a new state."""
@@ -223,7 +223,93 @@ def least_to_hop(gpus: int) -> int:
     return next(count for count in range(1, gpus + 1) if modes(count, gpus)[0] == HOPPER)
 
 
-def _store_order(spec: RunSpec) -> StoreOrder:
-    assert spec.ensemble.partitions is not None
-    paths = spec.ensemble.partitions.paths()
-    return StoreOrder(run_key(spec.run, spec.checkpoints), paths, tuple(spec.site.network.control))
+@dataclass(frozen=True)
+class RecordedVisits:
+    """Visits in a run's events, all of which count.
+
+    Parameters
+    ----------
+    numbers : mapping of str to set of int
+        Numbers of the visits, by member.
+    newest : int
+        Number of the newest visit, even if it does not count; -1 if there was none.
+    saved : mapping of str to set of int
+        Newest visits in written checkpoints, by member; -1 for a checkpoint before any visit.
+    """
+
+    numbers: Mapping[str, Set[int]]
+    newest: int
+    saved: Mapping[str, Set[int]]
+
+    def of(self, member: str) -> Set[int]:
+        """Return the numbers of a member's visits."""
+        return self.numbers.get(member, frozenset())
+
+    def has_saved(self, member: str) -> bool:
+        """Return true if a member has written a checkpoint from which it may continue."""
+        return any(number < 0 or number in self.of(member) for number in self.saved.get(member, ()))
+
+
+def recorded_visits(events: Iterable[Event]) -> RecordedVisits:
+    """Return the visits in the events of a run."""
+    numbers: defaultdict[str, set[int]] = defaultdict(set)
+    saved: defaultdict[str, set[int]] = defaultdict(set)
+    newest = -1
+    for event in events:
+        if event.kind in ("visit", "visit_lost"):
+            newest = max(newest, event.record.number)
+        if event.kind == "visit":
+            numbers[event.source].add(event.record.number)
+        elif event.kind == "visits_undone":
+            numbers[event.source].difference_update(event.record.numbers)
+        elif event.kind == "checkpoint":
+            saved[event.source].add(visit_in(PurePath(event.record.path).stem))
+    return RecordedVisits(numbers, newest, saved)
+
+
+def newest_states(
+    spec: RunSpec, members: Iterable[str], recorded: RecordedVisits
+) -> dict[str, TrainingState]:
+    """Return the state of each member's newest checkpoint in the events, or of a fresh network.
+
+    Checkpoints without an event are left out: a node that was given up may have saved an undone visit, or the
+    driver may have died before it recorded the visit, which is then repeated.
+
+    A member that has lost all its checkpoints does not begin anew: its state names the missing visit, and the
+    rank that is to continue from it fails with an error that says so.
+    """
+    return {
+        name: _newest(name, CheckpointFolder(checkpoint_folder(spec, name)), recorded) for name in members
+    }
+
+
+def _newest(member: str, folder: CheckpointFolder, recorded: RecordedVisits) -> TrainingState:
+    visits = recorded.of(member)
+
+    def is_known(state: TrainingState) -> bool:
+        return state.visit < 0 or state.visit in visits or folder.is_of_parent(state)
+
+    state = folder.newest_state(is_known)
+    if state == TrainingState() and recorded.has_saved(member):
+        return TrainingState(visit=max(visits, default=0))
+    return state
+
+
+def drop_leftovers(spec: RunSpec, members: Iterable[str]) -> None:
+    """Delete incomplete checkpoints of killed ranks; no rank may be writing states of these members."""
+    for name in members:
+        CheckpointFolder(checkpoint_folder(spec, name)).drop_unfinished()
+
+
+def next_number(spec: RunSpec, members: Iterable[str], recorded: RecordedVisits) -> int:
+    """Return a number that no visit has, in events or in checkpoints."""
+    folders = (CheckpointFolder(checkpoint_folder(spec, name)) for name in members)
+    return max((recorded.newest, *(folder.newest_visit() for folder in folders))) + 1
+
+
+def hop_progress(member: Member, state: TrainingState, partitions: int) -> HopProgress:
+    """Return the progress of a member in a state."""
+    history = tuple(epoch.metrics[member.stop.metric] for epoch in state.epochs)
+    if len(state.visited) == partitions and not state.evaluating:
+        return HopProgress(member, history, evaluating=True, visit=state.visit)
+    return HopProgress(member, history, state.evaluating, state.visited, state.visit)

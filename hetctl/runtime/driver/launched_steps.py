@@ -1,4 +1,4 @@
-"""Steps as processes, started through the site's launcher, each with a log and an exit code."""
+"""The nodes of a job, and its steps: processes of the site's launcher, each with a log and an exit code."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 from hetctl.cluster.launchers import LaunchSpec
+from hetctl.cluster.launchers.nodes import nodes_command, parse_gpus, parse_nodes
+from hetctl.model.errors import BatchSystemError
+from hetctl.model.site import Node, Site
 from hetctl.runtime.job_logs import private_log
-
-
-class EndedStep(NamedTuple):
-    """A step with its exit code, 128 + n if signal n ended it."""
-
-    name: str
-    exit_code: int
 
 
 class StepPool:
@@ -38,22 +33,21 @@ class StepPool:
                 stderr=output,
             )
 
-    def reap(self) -> list[EndedStep]:
-        """Return the steps that have ended since the last call."""
-        codes = ((name, process.poll()) for name, process in self._running.items())
-        found = ((name, code) for name, code in codes if code is not None)
-        ended = [EndedStep(name, code if code >= 0 else 128 - code) for name, code in found]
-        for step in ended:
-            del self._running[step.name]
+    def reap(self) -> dict[str, int]:
+        """Return the exit codes of the steps that have ended since the last call, 128 + n for signal n."""
+        codes = {name: process.poll() for name, process in self._running.items()}
+        ended = {name: code if code >= 0 else 128 - code for name, code in codes.items() if code is not None}
+        for name in ended:
+            del self._running[name]
         return ended
 
-    def end(self, patience_s: float) -> list[EndedStep]:
+    def end(self, patience_s: float) -> dict[str, int]:
         """Wait for all steps; send SIGTERM after `patience_s` seconds, SIGKILL after as long again."""
-        ended: list[EndedStep] = []
+        ended: dict[str, int] = {}
         for number in (signal.SIGTERM, signal.SIGKILL):
             limit = time.monotonic() + patience_s
             while self._running and time.monotonic() < limit:
-                ended += self.reap()
+                ended |= self.reap()
                 time.sleep(0.01)
             for process in self._running.values():
                 process.send_signal(number)
@@ -63,3 +57,28 @@ class StepPool:
         """Send a signal to the step of that name, if it still runs."""
         if process := self._running.get(name):
             process.send_signal(number)
+
+
+def nodes_of_this_job(site: Site, gpus: int | None = None) -> tuple[Node, ...]:
+    """Return the nodes of this job from the batch system, each with all its GPUs, except in local jobs.
+
+    `gpus` limits the GPUs in use: the last node then has fewer.
+
+    Raises
+    ------
+    BatchSystemError
+        If this process is not inside a job of the site's batch system.
+    """
+    command = nodes_command(site)
+    try:
+        output = ""
+        if command:
+            output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BatchSystemError(f"cannot list the nodes of this job on site {site.name}: {error}") from None
+    names = parse_nodes(site, os.environ, output)
+    on_node = parse_gpus(site, os.environ)
+    left = [max(0, (gpus or site.gpus) - len(on_node) * index) for index in range(len(names))]
+    return tuple(
+        Node(name, on_node[:n], site.type_of(name)) for name, n in zip(names, left, strict=True) if n > 0
+    )

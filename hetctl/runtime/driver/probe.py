@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,8 +20,7 @@ from hetctl.cluster.launchers.nodes import node_named
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import encode
 from hetctl.model.site import NODES, Node, Site
-from hetctl.runtime.driver.job_nodes import nodes_of_this_job
-from hetctl.runtime.driver.launched_steps import StepPool
+from hetctl.runtime.driver.launched_steps import StepPool, nodes_of_this_job
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.frameworks import framework_of_groups
 from hetctl.runtime.worker.measuring.all_reduce import all_gpus, groups_on
@@ -48,7 +48,9 @@ def all_reduce_task(folder: Path, group: str) -> TaskMessage:
 
 def run_probe_job(folder: Path) -> None:
     """Run an all-reduce on the GPUs of each node, then on all; start the leaders of several nodes."""
-    order = _complete(folder)
+    order = read_order(folder)
+    order = replace(order, framework=order.framework or framework_of_groups())
+    write_json(folder / ORDER_FILE, encode(order))
     site, nodes = order.site, nodes_of_this_job(order.site)
     make_private_folder(folder / "logs")
     exit_code, groups = _start_ranks(order, nodes, folder)
@@ -64,14 +66,6 @@ def run_probe_job(folder: Path) -> None:
         groups=groups,
     )
     write_json(folder / END_FILE, encode(end))
-
-
-def _complete(folder: Path) -> ProbeOrder:
-    """Choose a framework if the order has none, and write the order for the ranks."""
-    order = read_order(folder)
-    order = replace(order, framework=order.framework or framework_of_groups())
-    write_json(folder / ORDER_FILE, encode(order))
-    return order
 
 
 def _start_ranks(
@@ -122,21 +116,18 @@ def _start_leaders(site: Site, nodes: Sequence[Node], folder: Path) -> int | Non
     while not (over := pool.reap()) and time.monotonic() < end:
         time.sleep(POLL_S)
     pool.end(POLL_S)
-    return over[0].exit_code if over else None
+    return over.get(NAME)
 
 
 def lead(folder: Path) -> None:
-    """Write the size of this leader's MPI world to a file."""
+    """Write the size of this leader's MPI world to a file, 0 without MPI."""
     node = node_named(os.environ) or os.uname().nodename
-    write_json(folder / f"leader-{node}-{os.getpid()}.json", _mpi_size())
-
-
-def _mpi_size() -> int:
-    try:
+    size = 0
+    with suppress(ImportError, RuntimeError):
         from mpi4py import MPI
-    except (ImportError, RuntimeError):
-        return 0
-    return int(MPI.COMM_WORLD.Get_size())
+
+        size = int(MPI.COMM_WORLD.Get_size())
+    write_json(folder / f"leader-{node}-{os.getpid()}.json", size)
 
 
 if __name__ == "__main__":

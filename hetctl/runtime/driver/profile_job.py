@@ -5,20 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from hetctl.cluster.launchers.container import node_command
-from hetctl.model.ensemble import COMMAND, TrainingCode
+from hetctl.model.ensemble import COMMAND
 from hetctl.model.plan import Placement
 from hetctl.model.profile import INTRA_NODE, shapes_of
-from hetctl.model.site import Node
 from hetctl.perf.profile_points import shape_rates, worth_measuring
-from hetctl.runtime.data.stage_in import stage_orders
-from hetctl.runtime.driver.classify_exit import exit_reason_of
-from hetctl.runtime.driver.job_nodes import nodes_of_this_job
-from hetctl.runtime.driver.rank_group import RankGroup
+from hetctl.runtime.data.partition_folder import stage_orders
+from hetctl.runtime.driver.launched_steps import nodes_of_this_job
+from hetctl.runtime.driver.rank_group import RankGroup, exit_reason_of
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.job_logs import private_log
 from hetctl.runtime.worker.measuring.measure_preprocessing import PREPROCESS
@@ -72,7 +70,9 @@ class _ProfileDriver:
         site = self._measurements.site
         ensemble = self._measurements.ensemble
         nodes = nodes_of_this_job(site)
-        self._gpu_type = _commonest_type(nodes)
+        types = Counter(node.gpu_type for node in nodes for _ in node.gpus)
+        # The most frequent one; None if the site has one type.
+        self._gpu_type = max(types, key=types.__getitem__)
         self._rank_pool = RankPool(
             *(site, nodes, AgentFiles.within(folder), ensemble.preloaded),
             stages=stage_orders(ensemble.partitions, [node.name for node in nodes]),
@@ -85,7 +85,11 @@ class _ProfileDriver:
         finally:
             self._rank_pool.shutdown()
         if self._measurements.preprocess_cores:
-            self._measure_preprocessing()
+            # In a process of its own, after the ranks: it uses all cores of the node.
+            words = ("-m", "hetctl.runtime.worker.measuring.measure_preprocessing", str(self._folder))
+            command = node_command(self._measurements.site, self._folder, sys.executable, *words)
+            with private_log(self._logs / f"{PREPROCESS}.log") as output:
+                subprocess.call(command, stdout=output, stderr=output)
 
     def _measure_points(self) -> None:
         """Measure each link alone, undisturbed, then all other points."""
@@ -111,7 +115,9 @@ class _ProfileDriver:
             waiting = [point for point in waiting if not self._start(point)]
             if waiting and not self._rank_pool.busy:
                 # With all GPUs free, a point that does not start never will.
-                self._give_up(waiting)
+                lost = "" if self._rank_pool.nodes else self._loss("the job has lost all nodes")
+                for point in waiting:
+                    self._fail(point.source, lost or _what_lacks(point))
                 return
             self._rank_pool.wait(POLL_S)
 
@@ -129,19 +135,14 @@ class _ProfileDriver:
         gpu_type = point.gpu_type or self._gpu_type
         placement = self._ends_of(point.member) if point.what == LINKS else self._placed(point, gpu_type)
         if placement:
-            task = TaskMessage(self._kind_of(point), str(self._folder), point.source, gpu_type=gpu_type)
-            self._rank_pool.start(task, placement, self._code_of(point))
+            ensemble = self._measurements.ensemble
+            of_command = point.what == RATE and ensemble.framework == COMMAND
+            kind = MEASURE_COMMAND if of_command else TASKS[point.what]
+            # For links, ranks load the ensemble's framework.
+            own = None if point.what == LINKS else ensemble.member(point.member).code
+            task = TaskMessage(kind, str(self._folder), point.source, gpu_type=gpu_type)
+            self._rank_pool.start(task, placement, own or ensemble.code)
         return bool(placement)
-
-    def _code_of(self, point: ProfileTarget) -> TrainingCode:
-        """Return the code that a point's ranks load: for links, the ensemble's framework."""
-        ensemble = self._measurements.ensemble
-        own = None if point.what == LINKS else ensemble.member(point.member).code
-        return own or ensemble.code
-
-    def _kind_of(self, point: ProfileTarget) -> str:
-        of_command = point.what == RATE and self._measurements.ensemble.framework == COMMAND
-        return MEASURE_COMMAND if of_command else TASKS[point.what]
 
     def _placed(self, point: ProfileTarget, gpu_type: str | None) -> tuple[Placement, ...]:
         """Return GPUs for a point, all of one type; none if there are too few."""
@@ -160,11 +161,6 @@ class _ProfileDriver:
         ends = tuple(Placement(node.name, node.gpus[:1]) for node in nodes[:2])
         return ends if len(ends) == 2 else ()
 
-    def _give_up(self, points: Iterable[ProfileTarget]) -> None:
-        for point in points:
-            lost = "" if self._rank_pool.nodes else self._loss("the job has lost all nodes")
-            self._fail(point.source, lost or _what_lacks(point))
-
     def _report(self, ended: RankGroup) -> None:
         if ended.exit_code == 0:
             return
@@ -182,14 +178,6 @@ class _ProfileDriver:
     def _fail(self, source: str, error: str) -> None:
         EventWriter(self._events, source, patience=PATIENT).write("failed", error=error)
 
-    def _measure_preprocessing(self) -> None:
-        """Measure preprocessing in a process of its own, after the ranks: it uses all cores of the node."""
-        module = "hetctl.runtime.worker.measuring.measure_preprocessing"
-        words = ("-m", module, str(self._folder))
-        command = node_command(self._measurements.site, self._folder, sys.executable, *words)
-        with private_log(self._logs / f"{PREPROCESS}.log") as output:
-            subprocess.call(command, stdout=output, stderr=output)
-
 
 def _what_lacks(point: ProfileTarget) -> str:
     """Return why a point finds no GPUs although all are free."""
@@ -198,11 +186,3 @@ def _what_lacks(point: ProfileTarget) -> str:
     if point.gpu_type:
         return f"the job has no GPU of type {point.gpu_type}: name a queue with --queue that gives one"
     return f"the job has no {point.gpus} GPUs of one type"
-
-
-def _commonest_type(nodes: Iterable[Node]) -> str | None:
-    """Return the most frequent GPU type of the nodes; None if the site has one type."""
-    gpus = Counter[str | None]()
-    for node in nodes:
-        gpus[node.gpu_type] += len(node.gpus)
-    return max(gpus, key=gpus.__getitem__)

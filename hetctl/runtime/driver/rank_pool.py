@@ -22,7 +22,7 @@ from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.messages import SIGNAL, TO, Overuse, StagedPartitions, StageOrder
-from hetctl.runtime.driver.agent_pool import KILLED, NO_STAGES, SHUTDOWN_S, AgentPool
+from hetctl.runtime.driver.agent_pool import KILLED, SHUTDOWN_S, AgentPool
 from hetctl.runtime.driver.rank_group import RankGroup, RankSlot
 from hetctl.runtime.job_logs import length_of
 from hetctl.runtime.worker.group import RankInfo
@@ -76,7 +76,7 @@ class RankPool:
         files: AgentFiles,
         frameworks: Sequence[str],
         shutdown_s: float = SHUTDOWN_S,
-        stages: Mapping[str, StageOrder] = NO_STAGES,
+        stages: Mapping[str, StageOrder] | None = None,
         holds_lease: Callable[[], bool] = lambda: True,
         grace_s: float = math.inf,
         pythons: Sequence[WarmPython] = (),
@@ -179,7 +179,13 @@ class RankPool:
                 self._watch(running)
         if due:
             self._next_watch = time.monotonic() + WATCH_EVERY_S
-        ended = [group for group in self._running.values() if self._has_ended(group) and group.complete()]
+        ended = []
+        for group in [group for group in self._running.values() if group.over]:
+            # Its GPUs are free once its own steps have ended, too.
+            for name in group.steps:
+                self.agents.release(name)
+            if not any(map(self.agents.runs, group.steps)) and group.complete():
+                ended.append(group)
         for group in ended:
             del self._running[group.name]
             for slot in group.slots:
@@ -409,11 +415,3 @@ class RankPool:
     def _signal(self, running: RankGroup, number: signal.Signals) -> None:
         for slot in running.working:
             self.agents.send(slot.step, slot.gpu, SIGNAL, int(number))
-
-    def _has_ended(self, running: RankGroup) -> bool:
-        """Return true if a group and its own steps have ended, so that its GPUs are free."""
-        if not running.over:
-            return False
-        for name in running.steps:
-            self.agents.release(name)
-        return not any(map(self.agents.runs, running.steps))

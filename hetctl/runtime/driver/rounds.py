@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 
 from hetctl.cluster.launchers import LAUNCHERS
@@ -13,18 +13,15 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import is_transient
 from hetctl.model.events import DRIVER, EXIT_CODES, MEMBER_FAULTS, ExitReason
 from hetctl.model.plan import FUSED, Allocation
-from hetctl.model.profile import PreprocessPoint
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.serialization import encode
-from hetctl.model.site import Site
 from hetctl.model.training_settings import OFF
 from hetctl.model.values import dataclass
 from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.runtime.data.round_inputs import InputShare, RoundInputs, append_round, nodes_of
 from hetctl.runtime.data.sharing.node_folder import run_key
-from hetctl.runtime.driver.classify_exit import DESCRIPTIONS, exit_reason_of, with_peak
-from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
-from hetctl.runtime.driver.rank_group import RankGroup
+from hetctl.runtime.driver.launched_steps import StepPool
+from hetctl.runtime.driver.rank_group import DESCRIPTIONS, RankGroup, exit_reason_of, with_peak
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.driver.run_members import RunMembers
 from hetctl.runtime.job_logs import length_of, log_line
@@ -42,7 +39,7 @@ from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import EventQueue
 from hetctl.storage.event_log import EventFile, end_of_file
 from hetctl.storage.lease import LeaseMark
-from hetctl.storage.paths import JobFiles, RunFolder
+from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_files import checkpoint_folder, write_planner_state
 from hetctl.storage.task_fold import TaskReport, report_of
 
@@ -70,12 +67,14 @@ class Rounds:
     deadline: float
     max_uninterrupted_s: float
     rank_pool: RankPool
-    leader_steps: LeaderSteps
+    members: RunMembers
     queue: EventQueue
     on_failure: Callable[[OSError], None]
     lease: LeaseMark
     _open: set[int] = field(default_factory=set)
     _event_files: dict[str, EventFile] = field(default_factory=dict)
+    _leader_steps: StepPool = field(default_factory=StepPool)
+    """Steps of leaders, one for each round, which end with the round's trainers."""
 
     def open(self, index: int, names: Sequence[str], predicted_s: float = 0.0) -> None:
         """Record the start of a round."""
@@ -83,29 +82,16 @@ class Rounds:
         self.queue.writer(DRIVER, index).write("round_started", **fields)
         self._open.add(index)
 
-    def start(
-        self,
-        command: Start,
-        members: Sequence[Member],
-        guessed: Collection[str] = (),
-        preprocess: tuple[PreprocessPoint, ...] = (),
-    ) -> set[str]:
+    def start(self, command: Start) -> set[str]:
         """Start tasks, in a new round unless theirs is open; return the launched ones.
-
-        Parameters
-        ----------
-        members : sequence of Member
-            Members in the order of the tasks, with their present batch sizes.
-        guessed : collection of str
-            Members whose rate is an estimate.
-        preprocess
-            Throughputs of preprocessors.
 
         Raises
         ------
         OSError
             If the start of the round cannot be written; then no member starts.
         """
+        members = self.members.with_batch_sizes(task.name for task in command.tasks)
+        guessed = self.members.guessed(task.allocation for task in command.tasks)
         tasks = [
             replace(task, allocation=replace(task.allocation, rate_known=task.name not in guessed))
             for task in command.tasks
@@ -116,9 +102,21 @@ class Rounds:
         else:
             self._begin(command)
             allocations = [task.allocation for task in tasks]
-            inputs = self._inputs(command.round, allocations, members, preprocess)
+            several = self.spec.sharing == LOCKSTEP and len(nodes_of(allocations)) > 1
+            inputs = RoundInputs(
+                run=self.spec.run,
+                run_key=run_key(self.spec.run, self.spec.checkpoints),
+                index=command.round,
+                ensemble=replace(self.spec.ensemble, members=members),
+                allocations=tuple(allocations),
+                sharing=self.spec.sharing,
+                preprocess=self.members.preprocess,
+                cores=self.spec.site.cores_per_node,
+                has_leaders=several and LAUNCHERS[self.spec.site.launcher].leaders is not None,
+                timeouts=self.spec.site.timeouts,
+            )
             try:
-                self.leader_steps.start(inputs)
+                self._start_leaders(inputs)
             except OSError as error:
                 self.on_failure(error)
             shares = inputs.shares
@@ -143,18 +141,16 @@ class Rounds:
         # A trainer that briefly outlives its driver may write events of an earlier round.
         return report_of(e for e in self._event_files[name].read_new() if e.round == index)
 
-    def close(
-        self, group: RankGroup, running: RunningTask, report: TaskReport, members: RunMembers
-    ) -> ExitReason:
+    def close(self, group: RankGroup, running: RunningTask, report: TaskReport) -> ExitReason:
         """Record the end of a task; return its reason."""
         reason = reason_of_end(group, running, report)
         description, unfit_gpus, gpu_type = group.description(reason), None, None
         if reason is ExitReason.OUT_OF_MEMORY:
             gpu_type = self._gpu_type_of(running.task.allocation)
-            unfit_gpus = members.unfit_gpus(running.task.allocation, gpu_type or "")
+            unfit_gpus = self.members.unfit_gpus(running.task.allocation, gpu_type or "")
             if not group.overuse:
                 # The known peak counts for a trainer that reported none.
-                peak = report.peak_memory_bytes or members.peak_memory(group.name)
+                peak = report.peak_memory_bytes or self.members.peak_memory(group.name)
                 description = with_peak(description, peak)
         found = (group.exit_code, reason, description, unfit_gpus, group.energy_j, gpu_type)
         self._write_end(running.round, group.name, *found, group.divided_s)
@@ -191,25 +187,29 @@ class Rounds:
             gpu_type=gpu_type,
         )
 
-    def _inputs(
-        self,
-        index: int,
-        allocations: Sequence[Allocation],
-        members: Sequence[Member],
-        preprocess: tuple[PreprocessPoint, ...],
-    ) -> RoundInputs:
-        return RoundInputs(
-            run=self.spec.run,
-            run_key=run_key(self.spec.run, self.spec.checkpoints),
-            index=index,
-            ensemble=replace(self.spec.ensemble, members=tuple(members)),
-            allocations=tuple(allocations),
-            sharing=self.spec.sharing,
-            preprocess=preprocess,
-            cores=self.spec.site.cores_per_node,
-            has_leaders=self.leader_steps.needed(self.spec.sharing, allocations),
-            timeouts=self.spec.site.timeouts,
-        )
+    def _start_leaders(self, inputs: RoundInputs) -> None:
+        """Start the leaders of a round, if it needs any; OSError if they cannot be started.
+
+        In lockstep on several nodes, leaders exchange data between the nodes. If they fail, the trainers
+        continue without them, and no member counts as failed.
+        """
+        site, files = self.spec.site.with_overrides(os.environ), self.folder.job(self.job)
+        start = LAUNCHERS[site.launcher].leaders
+        if not inputs.has_leaders or start is None:
+            return
+        append_round(files.round_inputs, inputs)
+        arguments = (str(files.round_inputs), "--round", str(inputs.index))
+        words = ("-m", "hetctl.runtime.data.node_exchange", *arguments)
+        command = node_command(site, files.path, sys.executable, *words)
+        step = start(site, f"exchange of round {inputs.index}", nodes_of(inputs.allocations), command)
+        self._leader_steps.launch(step, files.exchange_log)
+
+    def reap_leaders(self, *, at_end: bool = False) -> None:
+        """Log the leaders that have failed since the last call; at the end, end those that are left."""
+        ended = self._leader_steps.end(SHUTDOWN_S) if at_end else self._leader_steps.reap()
+        for name, exit_code in ended.items():
+            if exit_code:
+                log_line(f"the {name} ended with {exit_code}: its trainers continue without it")
 
     def _launch(self, index: int, task: Task, member: Member, shares: tuple[InputShare, ...]) -> str | None:
         """Launch a task; None if that fails."""
@@ -250,9 +250,11 @@ class Rounds:
         balance = replace(self.spec.ensemble.balance, mode=options_from(self.spec.options).balance)
         if balance.mode != OFF and allocation.pipeline is None:
             allocation = replace(allocation, batch_sizes=self._first_batches(allocation, member))
+        # A node's ranks share resources by this key; members with code of their own differ.
+        key = run_key(self.spec.run, self.spec.checkpoints)
         return TrainingSpec(
             run=self.spec.run,
-            run_key=self._run_key(member),
+            run_key=f"{key}-{member.code.digest}" if member.code else key,
             round=index,
             ensemble=self.spec.ensemble.of(member),
             allocation=allocation,
@@ -269,11 +271,6 @@ class Rounds:
             grace_s=self.spec.grace_s,
             lease=self.lease,
         )
-
-    def _run_key(self, member: Member) -> str:
-        """Return the key of resources that a node's ranks share; members with code of their own differ."""
-        key = run_key(self.spec.run, self.spec.checkpoints)
-        return f"{key}-{member.code.digest}" if member.code else key
 
     def _first_batches(self, allocation: Allocation, member: Member) -> tuple[int, ...]:
         """Return a batch for each GPU by its type's profiled rates; empty if each has the member's own."""
@@ -322,48 +319,3 @@ def reason_of_end(group: RankGroup, running: RunningTask, report: TaskReport) ->
     if group.lost_nodes:
         return ExitReason.NODE_FAILURE
     return ExitReason.STOPPED if running.stopping else reason
-
-
-class LeaderSteps:
-    """Steps of a job's leaders, one for each round, which end with the round's trainers.
-
-    In lockstep on several nodes, leaders exchange data between the nodes. If they fail, the trainers continue
-    without them, and no member counts as failed.
-    """
-
-    def __init__(self, site: Site, files: JobFiles) -> None:
-        self._site = site.with_overrides(os.environ)
-        self._start_leaders = LAUNCHERS[site.launcher].leaders
-        self._files = files
-        self._steps = StepPool()
-
-    def needed(self, sharing: str, allocations: Sequence[Allocation]) -> bool:
-        """Return true if a round needs leaders."""
-        several = len(nodes_of(allocations)) > 1
-        return sharing == LOCKSTEP and several and self._start_leaders is not None
-
-    def start(self, inputs: RoundInputs) -> None:
-        """Start the leaders of a round, if it needs any; OSError if they cannot be started."""
-        if not inputs.has_leaders or self._start_leaders is None:
-            return
-        append_round(self._files.round_inputs, inputs)
-        arguments = (str(self._files.round_inputs), "--round", str(inputs.index))
-        words = ("-m", "hetctl.runtime.data.node_exchange", *arguments)
-        command = node_command(self._site, self._files.path, sys.executable, *words)
-        name = f"exchange of round {inputs.index}"
-        step = self._start_leaders(self._site, name, nodes_of(inputs.allocations), command)
-        self._steps.launch(step, self._files.exchange_log)
-
-    def reap(self) -> None:
-        """Log the leaders that have failed since the last call."""
-        _log_failures(self._steps.reap())
-
-    def shutdown(self) -> None:
-        """End the leaders that are left."""
-        _log_failures(self._steps.end(SHUTDOWN_S))
-
-
-def _log_failures(steps: Sequence[EndedStep]) -> None:
-    for step in steps:
-        if step.exit_code:
-            log_line(f"the {step.name} ended with {step.exit_code}: its trainers continue without it")

@@ -37,6 +37,11 @@ class RunMembers:
     state after the last reading. While the disk does not answer, all return the last state; `read` raises an
     error.
 
+    Attributes
+    ----------
+    began_at : float
+        Start of the run's first job, which may be this one, in seconds since the epoch.
+
     Parameters
     ----------
     gpus : int
@@ -73,7 +78,8 @@ class RunMembers:
         )
         self._take(spec)
         PATIENT.call(self.read)
-        self._began_at = time.time() if self._state.usage.began_at is None else self._state.usage.began_at
+        began_at = self._state.usage.began_at
+        self.began_at = time.time() if began_at is None else began_at
 
     def edit(self, spec: RunSpec) -> None:
         """Go on with the members of a specification, as users have edited them; errors as of `read`."""
@@ -89,11 +95,6 @@ class RunMembers:
         self._spec = spec
         self._members = {member.name: member for member in spec.ensemble.members}
         self._shapes: dict[tuple[str, int], str | None] = {}
-
-    @property
-    def began_at(self) -> float:
-        """Start of the run's first job, which may be this one, in seconds since the epoch."""
-        return self._began_at
 
     @property
     def edits(self) -> int:

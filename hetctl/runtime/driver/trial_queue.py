@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from hetctl.methods.automl.search_run import SearchRun, UsedResources
-from hetctl.methods.automl.trials import Curve, Parent, Trial, is_behind
+from hetctl.methods.automl.trials import Curve, Trial, is_behind
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.profile import MemberProfile, rate_config, shape_digest
@@ -70,7 +70,7 @@ class TrialQueue:
     def member(self, name: str) -> Member:
         """Return a trial as a member: with its config, up to the epochs asked for."""
         slot = self._slots[name]
-        trial = self._trial_of(name)
+        trial = self._search.trials[self._numbers[name]]
         stop = replace(slot.stop, max_epochs=trial.epochs, expected_epochs=None)
         return replace(slot, config={**slot.config, **trial.config}, stop=stop)
 
@@ -131,44 +131,33 @@ class TrialQueue:
         if self._is_over:
             return False
         resources = UsedResources(used.gpu_seconds / 3600, run_s)
+        curves, is_new = self._curves(parts), False
+        events = self._queue.writer(DRIVER, used.rounds)
         try:
-            return self._advance(progress, resources, parts, self._queue.writer(DRIVER, used.rounds))
+            for trial in self._search.waiting:
+                name = self._search.member_of(trial)
+                seen = progress[name]
+                is_behind = self._is_behind(name, seen.last_epoch, curves)
+                is_over = seen.failed or seen.converged or seen.withheld == CANCELLED
+                is_done = is_over or seen.last_epoch >= trial.epochs
+                if is_behind or (is_done and not self._is_busy(name)):
+                    last = parts[name][-1].record.metrics if is_behind else {}
+                    fields = self._search.report(trial, self._losses(name, trial, seen, last))
+                    if fields is not None:
+                        events.write(REPORT, **fields)
+                        is_new = True
+            for request in self._search.requests(resources):
+                events.write(TRIAL, **request)
+                is_new = True
+                PATIENT.call(self._inherit, self._search.trials[request["number"]])
+            if reason := self._search.reason_to_end(resources):
+                events.write(SEARCH_ENDED, reason=reason)
+                self._is_over = is_new = True
         except OSError as error:
             # The history in memory is ahead of the disk, from which the next job goes on.
-            self._is_over = True
-            self._on_failure(error)
-            return True
-
-    def _advance(
-        self,
-        progress: Mapping[str, Progress],
-        resources: UsedResources,
-        parts: Mapping[str, Sequence[Event]],
-        events: EventWriter,
-    ) -> bool:
-        is_new = False
-        curves = self._curves(parts)
-        for trial in self._search.waiting:
-            name = self._search.member_of(trial)
-            is_behind = self._is_behind(name, progress[name].last_epoch, curves)
-            if is_behind or (self._is_done(trial, progress[name]) and not self._is_busy(name)):
-                last = parts[name][-1].record.metrics if is_behind else {}
-                fields = self._search.report(trial, self._losses(name, trial, progress[name], last))
-                if fields is not None:
-                    events.write(REPORT, **fields)
-                    is_new = True
-        for request in self._search.requests(resources):
-            events.write(TRIAL, **request)
-            is_new = True
-            PATIENT.call(self._inherit, self._search.trials[request["number"]])
-        if reason := self._search.reason_to_end(resources):
-            events.write(SEARCH_ENDED, reason=reason)
             self._is_over = is_new = True
+            self._on_failure(error)
         return is_new
-
-    def _is_done(self, trial: Trial, progress: Progress) -> bool:
-        is_over = progress.failed or progress.converged or progress.withheld == CANCELLED
-        return bool(is_over) or progress.last_epoch >= trial.epochs
 
     def _curves(self, parts: Mapping[str, Sequence[Event]]) -> dict[str, Curve]:
         """Return the losses that trials have reported within epochs by the metric that may end them."""
@@ -215,23 +204,16 @@ class TrialQueue:
         """
         if trial.parent is None:
             return
-        name, parent = self._search.member_of(trial), self._parent_of(trial.parent)
+        name, parent = map(self._search.member_of, (trial, self._search.trials[trial.parent.trial]))
         own, origin = (CheckpointFolder(checkpoint_folder(self._spec, each)) for each in (name, parent))
         own.inherit(origin)
         done = {e.record.epoch for e in read_events(self._folder.events_of(name)) if e.kind == "epoch"}
-        events = EventWriter(self._folder.events, name, 0, lambda length: self._announce(name, length))
+        events = EventWriter(
+            self._folder.events, name, 0, lambda length: self._written.update({name: length})
+        )
         for event in read_events(self._folder.events_of(parent)):
             epoch = event.record.epoch if event.kind == "epoch" else math.inf
             # After a restart the parent may have trained on.
             if epoch <= trial.parent.epochs and epoch not in done:
                 done.add(epoch)
                 events.write("epoch", **event.data)
-
-    def _parent_of(self, parent: Parent) -> str:
-        return self._search.member_of(self._search.trials[parent.trial])
-
-    def _announce(self, name: str, length: int) -> None:
-        self._written[name] = length
-
-    def _trial_of(self, name: str) -> Trial:
-        return self._search.trials[self._numbers[name]]

@@ -12,7 +12,7 @@ from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.site import ANY_INTERFACES, HEARTBEAT_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.model.values import dataclass
 from hetctl.runtime.agent.binding import Binding
-from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline, open_validation
+from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline
 from hetctl.runtime.data.loaders import Loader, Samples
 from hetctl.runtime.data.partitioned_data import PartitionedData, load_partitions
 from hetctl.runtime.data.round_inputs import InputShare
@@ -176,7 +176,7 @@ class WorkerContext:
                     len(training),
                     open_pipeline(training, sharing, self.keep, heartbeat=self.heartbeat),
                     len(validation),
-                    open_validation(validation, sharing, self.keep, self.heartbeat),
+                    open_pipeline(validation, sharing, self.keep, "validation", self.heartbeat),
                 )
             # Garbage collections need not scan objects that stay.
             gc.collect()

@@ -87,18 +87,14 @@ def test_an_agent_that_is_not_needed_does_not_return(driver):
         reconnect(DriverFile(driver.path), FACTS, ATTEMPT_S)
 
 
-def test_the_file_tells_that_the_driver_has_ended(driver):
+@pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "another driver's"])
+def test_the_file_tells_that_the_driver_has_ended(driver, is_gone):
     file = DriverFile(driver.path)
     driver.listener.close()
-    driver.path.unlink()
-    with pytest.raises(DismissedError, match="has ended"):
-        reconnect(file, FACTS, ATTEMPT_S)
-
-
-def test_the_file_of_another_driver_ends_the_search(driver):
-    file = DriverFile(driver.path)
-    driver.listener.close()
-    write_address(driver.path, replace(driver.address, key="another"))
+    if is_gone:
+        driver.path.unlink()
+    else:
+        write_address(driver.path, replace(driver.address, key="another"))
     with pytest.raises(DismissedError, match="has ended"):
         reconnect(file, FACTS, ATTEMPT_S)
 

@@ -14,7 +14,7 @@ import pytest
 from workbench import wait_for
 
 from hetctl.runtime.agent.binding import Binding
-from hetctl.runtime.agent.rank_template import CRASHED, RankEnd, RankStart, Template, TemplateReady
+from hetctl.runtime.agent.rank_template import CRASHED, RankEvent, Template
 from hetctl.storage.processes import Process
 
 LOADED: list[int] = []
@@ -42,7 +42,7 @@ def serve(_binding, channel):
 def imported():
     """Return a template that has imported all."""
     template = Template(preload, serve)
-    assert isinstance(template.receive(), TemplateReady)
+    assert template.receive() is True
     return template
 
 
@@ -59,8 +59,7 @@ def fork(template, gpu=0):
     with theirs:
         template.fork(Binding("n1", gpu, None, (0,)), theirs)
     start = template.receive()
-    assert isinstance(start, RankStart)
-    assert start.gpu == gpu
+    assert start == RankEvent(gpu, start.pid)
     return start.pid, ours
 
 
@@ -74,7 +73,7 @@ def test_the_end_of_a_rank_is_reported_with_its_exit_code(template, wish, exit_c
         channel.recv(100)
         if wish:
             channel.sendall(wish.encode())
-    assert template.receive() == RankEnd(3, pid, exit_code)
+    assert template.receive() == RankEvent(3, pid, exit_code)
 
 
 def test_ranks_share_the_modules_of_the_template(template):
@@ -101,7 +100,7 @@ def test_ranks_end_with_their_template():
     os.kill(template_pid, signal.SIGKILL)
     os.waitpid(template_pid, 0)
     wait_for(lambda: not rank.alive)
-    assert template.receive() is None
+    assert template.receive() is False
     channel.close()
 
 

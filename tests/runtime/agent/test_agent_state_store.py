@@ -183,19 +183,11 @@ def test_a_file_is_as_large_as_the_last_one_up_to_a_limit(spare, tmp_path, size_
     assert not spare.path.exists()
 
 
-def test_without_a_file_nothing_is_taken(spare, tmp_path):
+def test_there_is_no_file_of_a_size_that_is_none_or_does_not_fit_or_after_the_close(spare, tmp_path):
     spare.renew(0)
     spare.rename_to(tmp_path / "next")
+    SpareFile(tmp_path, most_bytes=2**60).renew(2**60)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_size_that_does_not_fit_leaves_no_file(tmp_path):
-    spare = SpareFile(tmp_path, most_bytes=2**60)
-    spare.renew(2**60)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_no_file_is_made_after_the_close(spare, tmp_path):
     spare.renew(100)
     spare.close()
     spare.renew(100)

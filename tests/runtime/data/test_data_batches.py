@@ -71,44 +71,22 @@ def test_a_pause_goes_on_with_the_same_source(samples, batch_size, every):
     assert paused.complete
 
 
-@given(st.integers(1, 200), st.integers(1, 5), st.integers(1, 60), st.integers(1, 20))
-def test_large_shares_come_in_batches_that_make_one_step(samples, size, chunk, most):
-    x = np.arange(samples)
-    ranks = [
-        Batches(
-            ArrayLoader(ArraySource(x, x, "training"), Stream(samples, chunk, 1, rank=rank, ranks=size)),
-            *(1, 0, Rank(size, rank), lambda: False),
-            most=most,
-        )
-        for rank in range(size)
-    ]
-    seen, weights, steps = [], 0.0, []
-    for rank in ranks:
-        steps.append(0)
-        for batch, _ in rank:
-            assert 1 <= len(batch) <= most
-            seen += batch.tolist() if rank.weight else []
-            weights += rank.weight
-            steps[-1] += rank.ends_step
-    assert sorted(seen) == list(range(samples))
-    assert steps == [-(-samples // chunk)] * size
-    assert weights == pytest.approx(steps[0])
-
-
-@given(st.integers(1, 200), st.integers(1, 5), st.integers(1, 60), st.integers(1, 20))
-def test_ranks_in_step_have_equally_many_batches(samples, size, chunk, most):
+@given(st.integers(1, 200), st.integers(1, 5), st.integers(1, 60), st.integers(1, 20), st.booleans())
+def test_large_shares_come_in_batches_that_make_one_step(samples, size, chunk, most, in_step):
     x = np.arange(samples)
     seen, ranks = [], []
     for number in range(size):
         stream = Stream(samples, chunk, 1, rank=number, ranks=size)
         loader = ArrayLoader(ArraySource(x, x, "training"), stream)
-        rank = Batches(loader, 1, 0, Rank(size, number), lambda: False, most=most, in_step=True)
+        rank = Batches(loader, 1, 0, Rank(size, number), lambda: False, most=most, in_step=in_step)
         ranks.append([])
         for batch, _ in rank:
             assert 1 <= len(batch) <= most
             ranks[-1].append((rank.weight, rank.ends_step))
             seen += batch.tolist() if rank.weight else []
-    for together in zip(*ranks, strict=True):
+    steps = -(-samples // chunk)
+    assert [sum(ends_step for _, ends_step in own) for own in ranks] == [steps] * size
+    for together in zip(*ranks, strict=True) if in_step else ():
         assert len({ends_step for _, ends_step in together}) == 1
     assert sorted(seen) == list(range(samples))
-    assert sum(weight for rank in ranks for weight, _ in rank) == pytest.approx(-(-samples // chunk))
+    assert sum(weight for own in ranks for weight, _ in own) == pytest.approx(steps)

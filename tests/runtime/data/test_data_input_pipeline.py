@@ -11,7 +11,7 @@ from numbered_samples import NumberedSamples, check_samples
 
 from hetctl.model.errors import BadInputError
 from hetctl.model.run import CACHED, NONE
-from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline, open_validation
+from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream, epoch_order
 from hetctl.runtime.data.sharing import node_folder, store
@@ -99,7 +99,8 @@ def test_arrays_take_nothing_of_the_node(memory):
 def test_validation_samples_are_equal_in_every_evaluation(tmp_path, mode):
     source = NumberedSamples(SAMPLES, tmp_path / "log")
     with ExitStack() as stack:
-        loader = open_validation(source, Sharing(mode, "run", 1), stack)(Stream(SAMPLES, 16, UNSHUFFLED))
+        open_loader = open_pipeline(source, Sharing(mode, "run", 1), stack, "validation")
+        loader = open_loader(Stream(SAMPLES, 16, UNSHUFFLED))
         stack.callback(loader.close)
         evaluations = [[(x.copy(), y.copy()) for (x, y), _ in loader.batches(epoch, 0)] for epoch in (1, 2)]
     one, other = (np.concatenate([x for x, _ in batches]) for batches in evaluations)

@@ -20,7 +20,6 @@ from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline
 from hetctl.runtime.data.loaders import (
     ArrayLoader,
-    LoaderWaits,
     LockstepLoader,
     PreprocessorPool,
     RingLoader,
@@ -181,7 +180,7 @@ def test_an_unpreparable_sample_ends_training_with_its_cause(loader_of, capfd):
 
 def test_a_killed_preprocessor_ends_training(loader_of):
     # More samples than are prepared ahead.
-    loader = loader_of(NumberedSamples(10_000), count=1, waits=LoaderWaits(check_s=0.05))
+    loader = loader_of(NumberedSamples(10_000), count=1, check_s=0.05)
     batches = loader.batches(1, 0)
     next(batches)
     (process,) = loader._pool.preprocessors._processes

@@ -9,10 +9,10 @@ from ensembles import sequences
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetctl.runtime.data.input_pipeline import ShardLoader
 from hetctl.runtime.data.sampler import Stream, epoch_order, parts_of
 from hetctl.runtime.data.shards import ShardPlan, ShardReader, Shards, ShardSource
 from hetctl.runtime.data.sources import as_sources
-from hetctl.runtime.data.threaded_loaders import ShardLoader
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 

@@ -26,7 +26,17 @@ from hetctl.storage.run_files import write_spec
 
 def test_rounds_follow_one_another_until_all_have_converged(tmp_path):
     job = Job(tmp_path, {name: {"epochs": 2} for name in "abcde"}, options={"alpha": 0.0})
-    assert "ended: finished" in job.drive()
+    before = os.umask(0)
+    try:
+        assert "ended: finished" in job.drive()
+    finally:
+        os.umask(before)
+    files = [path for path in job.run.path.rglob("*") if not path.is_symlink()]
+    assert files
+    assert not [path for path in files if path.stat().st_mode & 0o077]
+    (started,) = job.events("job_started")
+    assert (started.data["job"], started.data["batch_id"]) == (0, "17")
+    assert [node["name"] for node in started.data["nodes"]] == ["localhost"]
     rounds = job.rounds()
     assert sorted(name for members in rounds for name in members) == list("abcde")
     assert len(rounds) == 3
@@ -103,14 +113,6 @@ def test_a_member_whose_epochs_fit_no_job_is_trained_in_parts(tmp_path):
     job = Job(tmp_path, {"long": {"epochs": 2}}, rates={"long": {1: 0.6}}, grace_s=3, wall_s=18)
     assert "ended: finished" in job.drive()
     assert job.trained("long") == [1, 2]
-
-
-def test_a_job_reports_its_id_and_nodes(tmp_path):
-    job = Job(tmp_path, {"a": {"epochs": 1}})
-    job.drive()
-    (started,) = job.events("job_started")
-    assert (started.data["job"], started.data["batch_id"]) == (0, "17")
-    assert [node["name"] for node in started.data["nodes"]] == ["localhost"]
 
 
 def test_a_step_that_is_killed_is_reported_and_tried_again(tmp_path):
@@ -206,27 +208,21 @@ def test_a_hanging_step_is_terminated_then_killed_in_the_grace(tmp_path):
     assert job.reason == "deadline"
 
 
-def test_no_more_rounds_are_started_than_the_budget_grants(tmp_path):
+@pytest.mark.parametrize(
+    ("budget", "rounds", "reason"),
+    [
+        (Budget(max_rounds=2), 2, "--max-rounds 2 is reached"),
+        (Budget(gpu_hours=0.1 / 3600), 1, "--gpu-hours"),
+        (Budget(), 3, "finished"),
+    ],
+    ids=["rounds", "GPU hours", "none"],
+)
+def test_a_run_ends_with_its_budget_on_the_gpus_that_were_asked_for(tmp_path, budget, rounds, reason):
     members = {name: {"epochs": 1} for name in "abcdef"}
-    job = Job(tmp_path, members, options={"alpha": 0.0}, budget=Budget(max_rounds=2))
+    job = Job(tmp_path, members, slots=4, gpus=2, options={"alpha": 0.0}, budget=budget)
     job.drive()
-    assert len(job.rounds()) == 2
-    assert job.reason == "--max-rounds 2 is reached"
-
-
-def test_gpu_hours_end_a_run(tmp_path):
-    members = {name: {"epochs": 3} for name in "abcd"}
-    job = Job(tmp_path, members, options={"alpha": 0.0}, budget=Budget(gpu_hours=0.1 / 3600))
-    job.drive()
-    assert len(job.rounds()) == 1
-    assert job.reason.startswith("--gpu-hours")
-
-
-def test_the_job_holds_no_more_gpus_than_were_asked_for(tmp_path):
-    job = Job(tmp_path, {name: {"epochs": 1} for name in "abc"}, slots=4, gpus=2, options={"alpha": 0.0})
-    job.drive()
-    assert max(len(members) for members in job.rounds()) == 2
-    assert len(job.rounds()) == 2
+    assert (len(job.rounds()), max(map(len, job.rounds()))) == (rounds, 2)
+    assert job.reason.startswith(reason)
 
 
 def test_a_member_without_room_for_an_epoch_is_started_once(tmp_path):
@@ -237,18 +233,6 @@ def test_a_member_without_room_for_an_epoch_is_started_once(tmp_path):
     assert job.reason == "deadline"
     assert job.progress()["tight"].active
     assert job.progress()["good"].converged
-
-
-def test_steps_are_private_and_leave_their_output_in_their_logs(tmp_path):
-    job = Job(tmp_path, {"a": {"epochs": 1}})
-    before = os.umask(0)
-    try:
-        job.drive()
-    finally:
-        os.umask(before)
-    files = [path for path in job.run.path.rglob("*") if not path.is_symlink()]
-    assert files
-    assert not [path for path in files if path.stat().st_mode & 0o077]
 
 
 class DamagedMode(JobMode):

@@ -12,12 +12,18 @@ import pytest
 from hetctl.model.ensemble import Ensemble, Functions, Member, Partitions
 from hetctl.model.run import RunSpec
 from hetctl.model.site import Queue, Site
-from hetctl.runtime.driver.hop_history import drop_leftovers, newest_states, next_number, recorded_visits
-from hetctl.runtime.driver.hop_job import HopJob
+from hetctl.runtime.driver.hop_job import (
+    HopJob,
+    drop_leftovers,
+    newest_states,
+    next_number,
+    recorded_visits,
+)
 from hetctl.runtime.driver.job_modes import JobContext
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
 from hetctl.storage.event_files import EventQueue, EventWriter, read_events
 from hetctl.storage.paths import RunFolder
+from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_files import checkpoint_folder
 
 
@@ -74,7 +80,7 @@ def job_of(folder, spec):
 
 
 def found(folder, spec):
-    recorded = recorded_visits(folder)
+    recorded = recorded_visits(events_in(folder))
     states = newest_states(spec, ["a", "b"], recorded)
     return {name: state.visit for name, state in states.items()}, next_number(spec, ["a", "b"], recorded)
 
@@ -111,12 +117,12 @@ def test_a_visit_that_was_undone_is_repeated(folder, spec):
 def test_visits_that_no_checkpoint_has_are_undone(folder, spec):
     record_visits(folder, "a", 1, 2, 3)
     save(spec, "a", 1, 10)
-    recorded = recorded_visits(folder)
+    recorded = recorded_visits(events_in(folder))
     job = HopJob(job_of(folder, spec))
     job.reconcile(newest_states(spec, ["a"], recorded), {"a": 0}, recorded)
     *_, undone = read_events(folder.events_of("a"))
     assert (undone.kind, undone.data["numbers"]) == ("visits_undone", [2, 3])
-    assert recorded_visits(folder).of("a") == {1}
+    assert recorded_visits(events_in(folder)).of("a") == {1}
 
 
 def test_a_member_without_its_checkpoints_does_not_begin_anew(folder, spec):
@@ -127,10 +133,10 @@ def test_a_member_without_its_checkpoints_does_not_begin_anew(folder, spec):
         record(folder, "a", "checkpoint", epoch=0, part_samples=10 * visit, path=manifest.file, **told)
     shutil.rmtree(checkpoint_folder(spec, "a"))
     assert found(folder, spec)[0] == {"a": 3, "b": -1}
-    recorded = recorded_visits(folder)
+    recorded = recorded_visits(events_in(folder))
     job = HopJob(job_of(folder, spec))
     job.reconcile(newest_states(spec, ["a"], recorded), {"a": 0}, recorded)
-    assert recorded_visits(folder).of("a") == {1, 2, 3}
+    assert recorded_visits(events_in(folder)).of("a") == {1, 2, 3}
 
 
 def test_a_saved_visit_that_was_undone_leaves_a_fresh_network(folder, spec):

@@ -27,7 +27,7 @@ from hetctl.model.serialization import decode
 from hetctl.model.site import HEARTBEAT_EVERY_S, MEMBERS, NODES, Node, Queue, Site, Timeouts
 from hetctl.runtime.agent.messages import AgentAssignment, PartitionToStage, StageOrder
 from hetctl.runtime.data.partition_folder import write_manifest
-from hetctl.runtime.driver.classify_exit import exit_reason_of
+from hetctl.runtime.driver.rank_group import exit_reason_of
 from hetctl.runtime.driver.rank_pool import URGENT, RankPool
 from hetctl.runtime.driver.rounds import reason_of_end
 from hetctl.runtime.transport import Address, connect

@@ -17,14 +17,13 @@ from hetctl.model.site import Timeouts
 from hetctl.runtime.data import loaders
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline
-from hetctl.runtime.data.loaders import LoaderWaits
 from hetctl.runtime.data.round_inputs import Lockstep
 from hetctl.runtime.data.sampler import Stream, epoch_order
 from hetctl.runtime.data.sharing import node_folder
 from hetctl.runtime.worker.group import Group
 
 SAMPLES, SEED = 50, 99
-QUICK = LoaderWaits(check_s=0.1, help_s=0.2)
+QUICK = {"check_s": 0.1, "help_s": 0.2}
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +58,7 @@ class Crew:
         self.log, self.batches, self.chunk = log, batches, chunk
         self.largest = largest or max(batches)
         timeouts = Timeouts(lockstep_s=patience_s, **limits)
-        self.sharing = Sharing(LOCKSTEP, "run", timeouts=timeouts, waits=QUICK)
+        self.sharing = Sharing(LOCKSTEP, "run", timeouts=timeouts, **QUICK)
         self.num_workers = num_workers or [None] * len(batches)
         self.rank_of = rank_of or [(0, 1)] * len(batches)
         self.results = self.context.Queue()
@@ -200,7 +199,7 @@ def test_preprocessors_leave_a_ring_in_use_for_another_one(tmp_path):
     crew.start(1, epochs=30, pause_s=0.005, gate=gate)
     with ExitStack() as stack:
         open_loader = open_pipeline(
-            NumberedSamples(SAMPLES, tmp_path / "log"), Sharing(LOCKSTEP, "run", waits=QUICK), stack
+            NumberedSamples(SAMPLES, tmp_path / "log"), Sharing(LOCKSTEP, "run", **QUICK), stack
         )
         stream = Stream(SAMPLES, 8, 0)
         for ring, readers in (("r.ring", 2), ("next.ring", 1)):

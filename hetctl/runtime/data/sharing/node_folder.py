@@ -117,8 +117,14 @@ def _enter(folder: Path) -> int:
 
 
 def _release(folder: Path, users: int) -> None:
+    """Remove a folder unless others use it."""
     try:
-        _remove_unless_used(folder, users)
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Between open and lock another process may have removed the folder, and a third one made it anew.
+        if _is_still(folder / USERS, users):
+            shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        pass
     finally:
         os.close(users)
 
@@ -129,14 +135,6 @@ def _sweep(but: Path) -> None:
             with suppress(OSError):
                 users = os.open(folder / USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 _release(folder, users)
-
-
-def _remove_unless_used(folder: Path, users: int) -> None:
-    with suppress(BlockingIOError):
-        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Between open and lock another process may have removed the folder, and a third one made it anew.
-        if _is_still(folder / USERS, users):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_still(path: Path, descriptor: int) -> bool:

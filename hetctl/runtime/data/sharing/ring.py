@@ -351,12 +351,7 @@ class Ring:
         return np.frombuffer(self._memory, np.uint8, size, start)
 
     def _next_claim(self) -> int | str | None:
-        self._drop_dead_readers()
-        cursors = self._cursors()
-        held = {position for position in cursors.unpublished() if self._is_held(position)}
-        return next_claim(cursors, held, self._awaiting)
-
-    def _drop_dead_readers(self) -> None:
+        """Return what `next_claim` does, after readers that have died are dropped."""
         cursors = self._cursors()
         for number in cursors.keeping(cursors.next):
             word = cursors.readers[number]
@@ -364,6 +359,9 @@ class Ring:
             # A reader that leaves changes its word before it releases its lock.
             if word != AWAITED and not alive and self._readers[number] == word:
                 self._readers[number] = DROPPED
+        cursors = self._cursors()
+        held = {position for position in cursors.unpublished() if self._is_held(position)}
+        return next_claim(cursors, held, self._awaiting)
 
     def _is_held(self, position: int) -> bool:
         return position in self._claims or self._locks.held_by_another(self._slot_lock(position))

@@ -8,7 +8,7 @@ from tiny_networks import ENSEMBLES, seed_all
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.runtime.data.batches import Batches, validation_batches
-from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline, open_validation
+from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.frameworks import load_framework
@@ -29,7 +29,9 @@ def results(framework, kind, train_fn=None):
     training, validation = as_sources(loaded.input_fn(kind))
     with ExitStack() as stack:
         loader = open_pipeline(training, Sharing(), stack)(Stream(len(training), 32, 5))
-        held_out = open_validation(validation, Sharing(), stack)(Stream(len(validation), 32, UNSHUFFLED))
+        held_out = open_pipeline(validation, Sharing(), stack, "validation")(
+            Stream(len(validation), 32, UNSHUFFLED)
+        )
         stack.callback(loader.close)
         stack.callback(held_out.close)
         seed_all(framework, 5)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.model.events import CLEAN_EXITS, EXIT_CODES, MEMBER_FAULTS, ExitReason
-from hetctl.runtime.driver.classify_exit import exit_reason_of, failed_nodes, with_peak
+from hetctl.runtime.driver.rank_group import exit_reason_of, failed_nodes, with_peak
 
 CANCELLED = "slurmstepd: error: *** STEP 7.3 ON n1 CANCELLED AT 2026-01-02T03:04:05"
 UNABLE = "srun: error: Unable to create step for job 7"

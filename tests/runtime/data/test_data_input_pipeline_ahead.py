@@ -14,13 +14,12 @@ from workbench import wait_for
 
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.runtime.data.batches import Batches
-from hetctl.runtime.data.input_pipeline import refuse_own_batches
+from hetctl.runtime.data.input_pipeline import BATCHES_AHEAD, CollatedLoader, ShardLoader, refuse_own_batches
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.named_arrays import Collated, CollatedSource
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.shards import Shards, ShardSource
 from hetctl.runtime.data.sources import ArraySource
-from hetctl.runtime.data.threaded_loaders import BATCHES_AHEAD, CollatedLoader, ShardLoader
 from hetctl.runtime.data.write_partitions import _divisible
 from hetctl.runtime.worker.group import Group
 

@@ -11,8 +11,15 @@ from hetctl.model.ensemble import Partitions
 from hetctl.model.hops import PartitionManifest
 from hetctl.runtime.agent.messages import PartitionToStage, StageOrder
 from hetctl.runtime.data.partition_files import described, write_partition
-from hetctl.runtime.data.partition_folder import partition_path, write_manifest
-from hetctl.runtime.data.stage_in import StagingStoppedError, mark_of, stage, stage_orders, unstage
+from hetctl.runtime.data.partition_folder import (
+    StagingStoppedError,
+    mark_of,
+    partition_path,
+    stage,
+    stage_orders,
+    unstage,
+    write_manifest,
+)
 
 COUNT = 3
 

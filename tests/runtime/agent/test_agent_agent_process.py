@@ -9,7 +9,7 @@ import time
 import pytest
 from workbench import wait_for
 
-from hetctl.runtime.agent.keeper import DRIVER_LOST, KILLED, MOST_RESTARTS, Keeper
+from hetctl.runtime.agent.agent_process import DRIVER_LOST, KILLED, MOST_RESTARTS, Keeper
 from hetctl.runtime.agent.rank_template import run_to_the_end
 from hetctl.storage.processes import Process
 
