@@ -12,8 +12,7 @@ from pathlib import Path
 from hetctl.app.project import Project
 from hetctl.app.run.select_run import known_run
 from hetctl.inputs.input_errors import refusal
-from hetctl.inputs.layer_profile import LayerRow, read_layers
-from hetctl.inputs.pipeline_cluster import ClusterFile, read_cluster
+from hetctl.inputs.layer_profile import ClusterFile, LayerRow, read_cluster, read_layers
 from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, plan
 from hetctl.methods.pipeline.stage_costs import (
     UNNAMED,

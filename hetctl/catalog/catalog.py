@@ -19,7 +19,6 @@ from sqlalchemy import (
     func,
     insert,
     select,
-    text,
     type_coerce,
     update,
 )
@@ -38,8 +37,7 @@ from hetctl.catalog.schema import (
     RUNS,
     SITES,
 )
-from hetctl.catalog.stored_runs import RUNS as LISTED
-from hetctl.catalog.stored_runs import ListedRun, RunRecord
+from hetctl.catalog.stored_runs import RunRecord
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, is_transient
 from hetctl.model.job import Job, RunReason, run_after
@@ -298,10 +296,6 @@ class Catalog:
         row = self._first(newest.order_by(RUNS.c.created_at.desc(), RUNS.c.id.desc()).limit(1))
         return decode(RunRecord, row) if row else None
 
-    def listed_runs(self) -> list[ListedRun]:
-        """Return all runs without their specifications, which may be large, the oldest first."""
-        return [ListedRun(*row.values()) for row in self._rows(text(LISTED))]
-
     def run_names(self) -> list[str]:
         """Return the names of all runs, the oldest first."""
         return [row["name"] for row in self._rows(select(RUNS.c.name).order_by(RUNS.c.created_at, RUNS.c.id))]
@@ -310,11 +304,6 @@ class Catalog:
         """Return the run of that name."""
         row = self._first(select(RUNS).where(RUNS.c.name == name))
         return decode(RunRecord, row) if row else None
-
-    def site_of(self, run: str) -> Site:
-        """Return the site of a run, without its members."""
-        (row,) = self._rows(select(RUNS.c.spec).where(RUNS.c.name == run))
-        return decode(Site, row["spec"]["site"])
 
     def run_state(self, run: str) -> str | None:
         """Return the state of a run without its specification, which may be large; None: there is no run."""

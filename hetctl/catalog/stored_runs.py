@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from hetctl.model.job import Job
 from hetctl.model.plan import Plan
@@ -17,9 +17,6 @@ from hetctl.model.serialization import decode
 from hetctl.model.site import Site
 from hetctl.model.values import dataclass
 
-if TYPE_CHECKING:
-    from hetctl.catalog.catalog import Catalog
-
 T = TypeVar("T")
 REVISION = "0010"
 """Newest migration; a test checks that it is."""
@@ -27,8 +24,10 @@ RUNS = "SELECT name, ensemble, site, created_at, state, reason FROM runs ORDER B
 COUNTER = slice(24, 28)
 Stamp = tuple[bytes, int, int]
 
-# Columns of this type are decoded where a connection asks for it.
-sqlite3.register_converter("JSON", json.loads)
+Rows = Callable[..., list[dict[str, Any]]]
+"""Function that returns the rows of a query with these values."""
+JSON = frozenset({"spec", "plan", "failed_nodes"})
+"""Columns with JSON."""
 
 
 @dataclass(frozen=True)
@@ -72,64 +71,59 @@ def listed_runs(path: Path) -> list[ListedRun]:
     BadInputError, LockedError
         As of `Catalog.open_to_read`.
     """
-    return _read(
-        path,
-        lambda connection: [ListedRun(*row) for row in connection.execute(RUNS)],
-        lambda catalog: catalog.listed_runs(),
-    )
+    return _read(path, lambda rows: [ListedRun(**row) for row in rows(RUNS)])
 
 
 def stored_run(path: Path, name: str) -> tuple[RunRecord | None, list[Job]]:
     """Return a run, if there is one of that name, and its jobs, by number; errors as of `listed_runs`."""
-    return _read(
-        path,
-        lambda connection: _stored_run(connection, name),
-        lambda catalog: (catalog.run(name), catalog.jobs(name)),
-    )
 
+    def found(rows: Rows) -> tuple[RunRecord | None, list[Job]]:
+        runs = [decode(RunRecord, row) for row in rows("SELECT * FROM runs WHERE name = ?", name)]
+        return runs[0] if runs else None, _jobs_of(rows, name)
 
-def _stored_run(connection: sqlite3.Connection, name: str) -> tuple[RunRecord | None, list[Job]]:
-    connection.row_factory = sqlite3.Row
-    connection.execute("BEGIN")
-    row = connection.execute("SELECT * FROM runs WHERE name = ?", (name,)).fetchone()
-    return decode(RunRecord, dict(row)) if row else None, _jobs_in(connection, name)
+    return _read(path, found)
 
 
 def stored_jobs(path: Path, name: str) -> tuple[Site, list[Job]]:
     """Return the site and the jobs of a run, by number, without its members; errors as of `listed_runs`."""
-    return _read(
-        path,
-        lambda connection: _stored_jobs(connection, name),
-        lambda catalog: (catalog.site_of(name), catalog.jobs(name)),
-    )
+
+    def found(rows: Rows) -> tuple[Site, list[Job]]:
+        (run,) = rows("SELECT spec FROM runs WHERE name = ?", name)
+        return decode(Site, run["spec"]["site"]), _jobs_of(rows, name)
+
+    return _read(path, found)
 
 
-def _stored_jobs(connection: sqlite3.Connection, name: str) -> tuple[Site, list[Job]]:
-    connection.row_factory = sqlite3.Row
-    connection.execute("BEGIN")
-    ((spec,),) = connection.execute("SELECT spec FROM runs WHERE name = ?", (name,)).fetchall()
-    return decode(Site, spec["site"]), _jobs_in(connection, name)
+def _jobs_of(rows: Rows, name: str) -> list[Job]:
+    return [decode(Job, row) for row in rows("SELECT * FROM jobs WHERE run = ? ORDER BY number", name)]
 
 
-def _jobs_in(connection: sqlite3.Connection, name: str) -> list[Job]:
-    jobs = connection.execute("SELECT * FROM jobs WHERE run = ? ORDER BY number", (name,)).fetchall()
-    return [decode(Job, dict(job)) for job in jobs]
-
-
-def _read(path: Path, directly: Callable[[sqlite3.Connection], T], otherwise: Callable[[Catalog], T]) -> T:
+def _read(path: Path, of: Callable[[Rows], T]) -> T:
     """Read a catalog with the present schema directly, any other through SQLAlchemy."""
     try:
         uri = f"{path.resolve().as_uri()}?mode=ro"
-        with closing(sqlite3.connect(uri, uri=True, detect_types=sqlite3.PARSE_DECLTYPES)) as connection:
-            if connection.execute("SELECT version_num FROM alembic_version").fetchone() == (REVISION,):
-                return directly(connection)
+        with closing(sqlite3.connect(uri, uri=True)) as connection:
+            connection.row_factory = sqlite3.Row
+            connection.execute("BEGIN")
+            found = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+            if tuple(found or ()) == (REVISION,):
+                return of(lambda query, *named: _decoded(connection.execute(query, named)))
     except sqlite3.Error:
         # The catalog says what is wrong, or finds nothing wrong by now.
         pass
-    from hetctl.catalog.catalog import Catalog
+    from hetctl.catalog.database import open_to_read, translate_db_errors
 
-    with Catalog.open_to_read(path) as catalog:
-        return otherwise(catalog)
+    engine = open_to_read(path)
+    try:
+        with translate_db_errors(path), engine.begin() as transaction:
+            return of(lambda query, *named: _decoded(transaction.exec_driver_sql(query, named).mappings()))
+    finally:
+        engine.dispose()
+
+
+def _decoded(rows: Iterable[Any]) -> list[dict[str, Any]]:
+    named = (dict(row).items() for row in rows)
+    return [{name: json.loads(value) if name in JSON else value for name, value in row} for row in named]
 
 
 def stamp_of(path: Path) -> Stamp | None:

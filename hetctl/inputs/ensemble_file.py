@@ -15,7 +15,7 @@ from hetctl.inputs.member_entries import (
     OF_CODE,
     MemberEntry,
     code_of,
-    count_members,
+    count_of,
     member_problems,
     members_of,
     points_of,
@@ -27,11 +27,6 @@ from hetctl.inputs.yaml_source import Location, YamlSource, dotted, read_yaml
 from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member, Partitions, TrainingCode
 from hetctl.model.errors import BadInputError
 from hetctl.model.training_settings import BalanceSettings
-
-
-def wrong_source(source: str) -> str | None:
-    """Return the error in a path from which partitions are copied; None if there is none."""
-    return f"{SOURCE.rule}, got {shown(source)}" if source and not SOURCE.holds(source) else None
 
 
 def _nodes(text: str) -> tuple[str, ...]:
@@ -101,7 +96,7 @@ def read_ensemble(path: Path) -> Ensemble:
 def ensemble_of(source: YamlSource) -> Ensemble:
     """Return the ensemble that the keys of a file define; errors as of `read_ensemble`."""
     model = validate(EnsembleModel, source)
-    if count_members(model) > MOST_MEMBERS:
+    if sum(map(count_of, model.members)) > MOST_MEMBERS:
         raise source.refusal([(("members",), f"must expand to at most {MOST_MEMBERS:,} members")])
     if wrong := list(search_problems(model)):
         raise source.refusal(wrong)
@@ -205,8 +200,8 @@ def _partition_problems(model: EnsembleModel) -> Iterator[tuple[Location, str]]:
     if model.partitions:
         yield from _file_problems(model.partitions, model.samples_per_epoch)
     path, source = (model.partitions.path, model.partitions.source) if model.partitions else ("", "")
-    if rule := wrong_source(source):
-        yield ("partitions", "source"), rule
+    if source and not SOURCE.holds(source):
+        yield ("partitions", "source"), f"{SOURCE.rule}, got {shown(source)}"
     if source and "{partition}" not in Path(source).name:
         rule = "must have {partition} for the number of a partition in its last component"
         yield ("partitions", "source"), f"{rule}, got '{source}'"
@@ -229,8 +224,9 @@ def _entry_point_problem(function: str, folder: Path) -> str | None:
     if path is None:
         return f"there is no {' or '.join(map(str, candidates(module)))} in this file's folder"
     file = path.relative_to(folder)
+    finder = _Finder()
     try:
-        names = _top_level_names(parsed(path))
+        finder.visit(parsed(path))
     except OSError as error:
         return f"{file} cannot be read: {error.strerror}"
     except SyntaxError as error:
@@ -238,15 +234,9 @@ def _entry_point_problem(function: str, folder: Path) -> str | None:
     # ast.parse raises ValueError for null bytes, and RecursionError or MemoryError for deeply nested code.
     except (ValueError, RecursionError, MemoryError) as error:
         return f"{file} is not Python: {error}"
-    if name in names or "*" in names:
+    if finder.names & {name, "*"}:
         return None
-    return f"{file} defines no '{name}'" + suggestion(name, names)
-
-
-def _top_level_names(tree: ast.Module) -> set[str]:
-    finder = _Finder()
-    finder.visit(tree)
-    return finder.names
+    return f"{file} defines no '{name}'" + suggestion(name, finder.names)
 
 
 class _Finder(ast.NodeVisitor):

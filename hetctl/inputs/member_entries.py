@@ -63,12 +63,8 @@ class MemberEntry(NamedTuple):
     seeds_of: str = ""
 
 
-def count_members(ensemble: EnsembleModel) -> int:
-    """Return the number of members of all entries, without creating them."""
-    return sum(map(_count, ensemble.members))
-
-
-def _count(entry: Entry) -> int:
+def count_of(entry: Entry) -> int:
+    """Return the number of members of an entry, without creating them."""
     if isinstance(entry, GridEntry):
         return entry.grid.seeds * math.prod(map(len, entry.grid.over.values()))
     return entry.random.seeds * entry.random.count if isinstance(entry, RandomEntry) else entry.seeds

@@ -28,7 +28,7 @@ from pydantic_core.core_schema import CoreSchema, no_info_after_validator_functi
 
 from hetctl.inputs.input_errors import shown, suggestion
 from hetctl.inputs.quantities import format_duration, parse_bytes, parse_duration
-from hetctl.inputs.yaml_source import Location, YamlSource
+from hetctl.inputs.yaml_source import Location, YamlSource, dotted
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import DRIVER
 from hetctl.model.file_keys import DURATION, SIZE, Key, Limits, Pattern
@@ -52,6 +52,8 @@ RULES = {
     "greater_than": "must be greater than {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
     "less_than_equal": "must be at most {le:g}",
+    "finite_number": "must be a finite number",
+    "json_invalid": "is not JSON",
     "literal_error": "must be {expected}",
     "too_short": "must have at least {min_length}",
     "too_long": "must have at most {max_length}",
@@ -196,13 +198,21 @@ def validate(kind: type[Model], source: YamlSource) -> Model:
     try:
         return kind.model_validate(source.values)
     except ValidationError as error:
-        problems = [_problem(kind, details) for details in error.errors(include_url=False)]
-        raise source.refusal(problems) from None
+        raise source.refusal(_problems(kind, error)) from None
+
+
+def rules_of(kind: type[BaseModel], error: ValidationError) -> list[str]:
+    """Return what is wrong with values, each as ``key: rule, got value``."""
+    return [f"{dotted(at)}: {rule}" if at else rule for at, rule in _problems(kind, error)]
 
 
 def value_of(kind: type[T], model: Any, **more: Any) -> T:
     """Return a dataclass from the model of its keys in a file and from the fields that no file has."""
     return decode(kind, {**model.model_dump(exclude_unset=True, exclude_none=True), **more})
+
+
+def _problems(kind: type[BaseModel], error: ValidationError) -> Iterator[tuple[Location, str]]:
+    return (_problem(kind, details) for details in error.errors(include_url=False))
 
 
 def _problem(kind: type[BaseModel], details: Any) -> tuple[Location, str]:

@@ -9,13 +9,12 @@ lines, as written by ``hetctl simulate --trace``.
 from __future__ import annotations
 
 import itertools
-import json
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Self
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from hetctl.inputs.csv_table import (
     NUMBER,
@@ -31,6 +30,7 @@ from hetctl.inputs.csv_table import (
     repeated,
 )
 from hetctl.inputs.input_errors import SourceLine, read_text, refusal, refuse, shown, suggestion
+from hetctl.inputs.validation import Strict, rules_of
 from hetctl.model.hops import Visit
 from hetctl.model.values import dataclass
 
@@ -205,23 +205,29 @@ MOST_EPOCHS = 10_000
 """Largest number of epochs of a configuration."""
 WORKER = re.compile(r".+:[0-9]+(\+[0-9]+)*")
 """Form of a worker of a run: its node, and the numbers of its GPUs."""
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True)
-class _TraceLine:
-    """Line of the log.
+class _TraceLine(Strict):
+    """Visit in a log; it is lost if a failure undid it."""
 
-    Parameters
-    ----------
-    lost : bool
-        True if a failure undid the visit.
-    """
-
-    place: SourceLine
-    visit: Visit
-    start: float
-    end: float
+    model_config = ConfigDict(extra="ignore")
+    config: str
+    worker: str
+    start: Seconds
+    end: Seconds
+    partition: str
+    epoch: Annotated[int, Field(ge=0, le=MOST_EPOCHS - 1)]
     lost: bool
+
+    @model_validator(mode="after")
+    def _end_not_before_start(self) -> Self:
+        if self.end < self.start:
+            raise ValueError(f"end is {self.end:g}, before start, {self.start:g}")
+        return self
+
+
+TracedLine = tuple[SourceLine, _TraceLine]
 
 
 def read_run_trace(path: Path, configs: Sequence[str], partitions: Sequence[str]) -> list[Visit]:
@@ -264,25 +270,28 @@ def read_visit_log(path: Path, table: UnitTimeTable) -> list[Visit]:
     return _in_order_of_starts(path, found, _homeless(found, table))
 
 
-def _valid_lines(path: Path) -> list[_TraceLine]:
-    found: list[_TraceLine] = []
+def _valid_lines(path: Path) -> list[TracedLine]:
+    found: list[TracedLine] = []
     problems: list[Problem] = []
-    for place, text in _texts(path):
-        line = _line(place, text)
-        if isinstance(line, _TraceLine):
-            found.append(line)
-        else:
-            problems += ((place, rule) for rule in line)
+    # splitlines() would also split at U+2028 and others, which may stand within JSON strings.
+    for at, text in enumerate(read_text(path).split("\n"), 1):
+        if not text.strip():
+            continue
+        place = SourceLine(path, at)
+        try:
+            found.append((place, _TraceLine.model_validate_json(text)))
+        except ValidationError as error:
+            problems += ((place, rule) for rule in rules_of(_TraceLine, error))
     refuse(problems)
     return found
 
 
 def _in_order_of_starts(
-    path: Path, found: Iterable[_TraceLine], problems: Iterable[Problem] = ()
+    path: Path, found: Iterable[TracedLine], problems: Iterable[Problem] = ()
 ) -> list[Visit]:
     """Return the visits that were not lost, with new numbers."""
-    done = [line for line in found if not line.lost]
-    again = repeated((line.place, line.visit.unit) for line in done)
+    done = [(place, line) for place, line in found if not line.lost]
+    again = repeated((place, (line.config, line.epoch, line.partition)) for place, line in done)
     refuse(
         [
             *problems,
@@ -290,82 +299,29 @@ def _in_order_of_starts(
         ]
     )
     refuse([] if done else [(SourceLine(path, 1), "has no visit that was done")])
-    done.sort(key=lambda line: (line.start, line.end))
-    return [replace(line.visit, number=number) for number, line in enumerate(done)]
-
-
-def _texts(path: Path) -> list[tuple[SourceLine, str]]:
-    # splitlines() would also split at U+2028 and others, which may stand within JSON strings.
-    lines = read_text(path).split("\n")
-    return [(SourceLine(path, i), line) for i, line in enumerate(lines, 1) if line.strip()]
-
-
-def _line(place: SourceLine, text: str) -> _TraceLine | list[str]:
-    """Return the line of the log, or its errors."""
-    try:
-        data = json.loads(text)
-    # Deeply nested JSON raises RecursionError.
-    except (ValueError, RecursionError):
-        return ["is not JSON"]
-    if not isinstance(data, dict):
-        return [f"must be an object with {', '.join(_FIELDS)}, got {shown(data)}"]
-    rules = [
-        f"{name} must be {rule}, got {shown(data[name])}" if name in data else f"{name} is missing"
-        for name, (holds, rule) in _FIELDS.items()
-        if name not in data or not holds(data[name])
+    done.sort(key=lambda each: (each[1].start, each[1].end))
+    return [
+        Visit(number, line.config, line.epoch, line.partition, line.worker)
+        for number, (_, line) in enumerate(done)
     ]
-    if not rules and data["end"] < data["start"]:
-        rules = [f"end is {shown(data['end'])}, before start, {shown(data['start'])}"]
-    if rules:
-        return rules
-    visit = Visit(place.line, data["config"], data["epoch"], data["partition"], data["worker"])
-    return _TraceLine(place, visit, data["start"], data["end"], data["lost"])
 
 
-def _unknown(lines: Sequence[_TraceLine], kinds: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
+def _unknown(lines: Sequence[TracedLine], kinds: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
     """Yield the names that are not known, by kind, each at its first line."""
     for kind, names in kinds.items():
-        first = {getattr(line.visit, kind): line.place for line in reversed(lines)}
+        first = {getattr(line, kind): place for place, line in reversed(lines)}
         for name in first.keys() - set(names):
             yield first[name], f"there is no {kind} {shown(name)}" + suggestion(name, names)
 
 
-def _no_gpus(lines: Iterable[_TraceLine]) -> Iterator[Problem]:
-    for line in lines:
-        if not WORKER.fullmatch(line.visit.worker):
-            yield line.place, f"worker must be NODE:GPU or NODE:GPU+GPU, got {shown(line.visit.worker)}"
+def _no_gpus(lines: Iterable[TracedLine]) -> Iterator[Problem]:
+    for place, line in lines:
+        if not WORKER.fullmatch(line.worker):
+            yield place, f"worker must be NODE:GPU or NODE:GPU+GPU, got {shown(line.worker)}"
 
 
-def _homeless(lines: Iterable[_TraceLine], table: UnitTimeTable) -> Iterator[Problem]:
+def _homeless(lines: Iterable[TracedLine], table: UnitTimeTable) -> Iterator[Problem]:
     homes = {(table.partitions[j], table.workers[k]) for _, j, k in table.seconds}
-    for line in lines:
-        worker, partition = line.visit.worker, line.visit.partition
-        if (partition, worker) not in homes:
-            yield line.place, f"worker {shown(worker)} does not have partition {shown(partition)}"
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_seconds(value: Any) -> bool:
-    return (_is_whole(value) or isinstance(value, float)) and 0 <= value < math.inf
-
-
-_TEXT, _TIME = (_is_text, "text"), (_is_seconds, "a number of seconds from 0")
-_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "config": _TEXT,
-    "worker": _TEXT,
-    "start": _TIME,
-    "end": _TIME,
-    "partition": _TEXT,
-    "epoch": (
-        lambda v: _is_whole(v) and 0 <= v < MOST_EPOCHS,
-        f"a whole number from 0 to {MOST_EPOCHS - 1:,}",
-    ),
-    "lost": (lambda v: isinstance(v, bool), "true or false"),
-}
+    for place, line in lines:
+        if (line.partition, line.worker) not in homes:
+            yield place, f"worker {shown(line.worker)} does not have partition {shown(line.partition)}"

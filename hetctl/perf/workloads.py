@@ -336,22 +336,19 @@ class Workloads:
         # For a member that was never restarted, the last restarts of other members are used.
         restarts_s = progress.restarts_s or self._restarts_s
         restart_s = statistics.median(restarts_s) if restarts_s else None
-        times = {}
+        times: dict[str, Any] = {}
         if self._is_unmeasured(name):
-            times = self._learned_times(known)
+            # Where training has shown none of this member yet, those that it has shown of others.
+            times = {
+                time: statistics.median(newest)
+                for time, newest in self._times_s.items()
+                if newest and not getattr(known, time)
+            }
             if restart_s is None:
                 restart_s = RESTART_SHARE * times.get("startup_s", whole.startup_s)
         return replace(
             whole, samples_left=left, notes=whole.notes + notes + remarks, restart_s=restart_s, **times
         )
-
-    def _learned_times(self, known: MemberProfile) -> dict[str, Any]:
-        """Return the times that training has shown of others, where it has shown none of this member yet."""
-        return {
-            time: statistics.median(newest)
-            for time, newest in self._times_s.items()
-            if newest and not getattr(known, time)
-        }
 
     def _untrained(self, member: Member, known: MemberProfile) -> Workload:
         """Return a member with the rates known so far, before its remaining work is determined."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from hetctl.model.profile import some_of
 from hetctl.model.run_results import RunComparison
 from hetctl.model.run_status import RunStatus
 from hetctl.model.searches import SearchStatus
@@ -125,7 +126,11 @@ def _charts(status: RunStatus, search: SearchStatus | None, colours: Mapping[str
             " time of any split of the batch, dashed. Gain over equal batches: "
         )
         chart = balance_svg(status.balances[:MOST_HISTORIES])
-        yield Section("Balanced batches", f"{about}{_gains(status)}.", chart)
+        gains = [
+            f"{one.member} {one.gain:.2f} ({one.iteration_s:.3g} s instead of {one.equal_batches_s:.3g} s)"
+            for one in status.balances
+        ]
+        yield Section("Balanced batches", f"{about}{some_of(gains, MOST_HISTORIES)}.", chart)
     yield from _stage_charts(status, device)
     if judged := comparable(status):
         about = (
@@ -215,16 +220,6 @@ def _more_tables(status: RunStatus) -> Iterator[Section]:
         ]
         columns = (">round", ">job", ">start", ">predicted", ">measured", "ended by")
         yield Section("Rounds", headers=columns, rows=rows, closed=len(rows) > MOST_OPEN)
-
-
-def _gains(status: RunStatus) -> str:
-    """Return the gains of the members with balanced batches that are drawn."""
-    shown = ", ".join(
-        f"{one.member} {one.gain:.2f} ({one.iteration_s:.3g} s instead of {one.equal_batches_s:.3g} s)"
-        for one in status.balances[:MOST_HISTORIES]
-    )
-    rest = len(status.balances) - MOST_HISTORIES
-    return f"{shown}{f' and {rest} more members' if rest > 0 else ''}"
 
 
 def _figures(status: RunStatus) -> list[tuple[str, str, str]]:

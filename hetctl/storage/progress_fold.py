@@ -175,7 +175,7 @@ class ProgressFold:
 
     def _fold_of(self, name: str) -> OrderedFold[MemberFold]:
         if name not in self._folds:
-            start, until = _initial_state(self._progress[name]), None
+            start, until = MemberFold(with_fields(self._progress[name], epochs=EpochHistory())), None
             if name in self._kept:
                 (place, error, resumed, reached, reached_at, *_), _ = self._kept.pop(name)
                 times = tuple(resumed), tuple(reached), reached_at
@@ -201,11 +201,6 @@ def _row(fold: OrderedFold[MemberFold]) -> Row:
     given = {name: value for name, value in own if name not in APART and value != getattr(Progress, name)}
     times = [state.error, state.resumed, state.reached, state.reached_at]
     return [fold.last, *times, state.epochs.row(), given]
-
-
-def _initial_state(progress: Progress) -> MemberFold:
-    """Return the state of a member before its first event."""
-    return MemberFold(with_fields(progress, epochs=EpochHistory()))
 
 
 def rule_of(member: Member) -> tuple[Any, ...]:

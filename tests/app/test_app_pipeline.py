@@ -3,8 +3,7 @@
 import pytest
 
 from hetctl.app.pipeline import cluster_of, profile_of
-from hetctl.inputs.layer_profile import read_layers
-from hetctl.inputs.pipeline_cluster import read_cluster
+from hetctl.inputs.layer_profile import read_cluster, read_layers
 from hetctl.model.errors import BadInputError, InfeasibleError
 
 UNTYPED = "layer,forward_s,backward_s,activation_bytes,parameter_bytes\na,1,2,100,10\nb,3,4,50,400\n"

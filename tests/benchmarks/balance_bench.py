@@ -22,7 +22,7 @@ from tables import Figure, Table
 from hetctl.methods.balance.curve_manager import CurveManager
 from hetctl.methods.balance.manager import BatchSizeManager, Observation, equal_batches
 from hetctl.methods.balance.managers import CpuManager, GpuManager
-from hetctl.methods.balance.predictors import Ema
+from hetctl.methods.balance.predictors.learner import Ema
 from hetctl.methods.balance.simulate import Conditions, iterate, phases
 from hetctl.methods.balance.step_time import TimeCurve
 from hetctl.model.simulation import ConditionSpan, Iteration

@@ -27,8 +27,7 @@ from replays.speed_predictors import PREDICTORS
 
 from hetctl.methods.balance.manager import Observation
 from hetctl.methods.balance.managers import CpuManager
-from hetctl.methods.balance.predictors import Predictor
-from hetctl.methods.balance.predictors.learner import Learner
+from hetctl.methods.balance.predictors.learner import Learner, Predictor
 from hetctl.methods.balance.step_time import Values
 
 ALONE = {"m4.2xlarge": (17, 100.0), "c5.2xlarge": (10, 125.0), "r4.2xlarge": (2, 100.0)} | {

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from hetctl.inputs.csv_table import read_rates, read_workers
 from hetctl.inputs.ensemble_file import read_ensemble, read_partition_table
-from hetctl.inputs.layer_profile import read_layers
-from hetctl.inputs.pipeline_cluster import read_cluster
+from hetctl.inputs.layer_profile import read_cluster, read_layers
 from hetctl.inputs.site_file import find_site
 from hetctl.inputs.visit_times import read_unit_times
 from hetctl.model.errors import BadInputError

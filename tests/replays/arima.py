@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetctl.methods.balance.predictors import ObservedRange
+from hetctl.methods.balance.predictors.learner import ObservedRange
 from hetctl.methods.balance.step_time import Values
 
 INVERTIBLE = 0.99

@@ -8,8 +8,8 @@ from replays.arima import Arima
 from replays.lstm import lstm
 from replays.rnn import rnn
 
-from hetctl.methods.balance.predictors import Ema, Predictor
 from hetctl.methods.balance.predictors.learner import PREDICTORS as OWN
+from hetctl.methods.balance.predictors.learner import Ema, Predictor
 
 PREDICTORS: dict[str, Callable[[int, int], Predictor]] = {
     "memoryless": OWN["memoryless"],

@@ -19,15 +19,15 @@ from hetctl.methods.balance.manager import (
     BatchSizeManager,
     Observation,
 )
-from hetctl.methods.balance.predictors import (
+from hetctl.methods.balance.predictors import learner, network_training
+from hetctl.methods.balance.predictors.learner import (
+    PREDICTORS,
     Ema,
+    Learner,
     Memoryless,
     ObservedRange,
     Predictor,
-    learner,
-    network_training,
 )
-from hetctl.methods.balance.predictors.learner import PREDICTORS, Learner
 from hetctl.methods.balance.step_time import Lines, Values, whole_batches
 from hetctl.model.plan import Allocation
 from hetctl.model.training_settings import BalanceSettings
@@ -132,7 +132,9 @@ class GpuManager(BatchSizeManager):
         if self._have_conditions_changed():
             self._enter(0)
         straggler = int(seconds.argmax())
-        faster = self._faster(observations, straggler)
+        # Line 5. A GPU with less than 5 % of its memory free might run out of it.
+        free = (worker for worker, seen in enumerate(observations) if seen.memory <= FULL_MEMORY)
+        faster = [worker for worker in free if seconds[worker] < seconds[straggler]]
         # Once the step is known: the leader must have room for it.
         able = [worker for worker in faster if self.batches[worker] + self._step <= self._limits[worker]]
         leader = min(able, key=lambda worker: seconds[worker], default=straggler)
@@ -181,15 +183,6 @@ class GpuManager(BatchSizeManager):
         else:
             samples = self.batches[straggler]
             self._warn(straggler, f"is the slowest with {samples} samples and cannot give away {self._step}")
-
-    def _faster(self, observations: Sequence[Observation], straggler: int) -> list[int]:
-        """Return the workers that took less time than the straggler and have free memory (line 5)."""
-        return [
-            worker
-            for worker, seen in enumerate(observations)
-            # A GPU with less than 5 % of its memory free might run out of it.
-            if seen.memory <= FULL_MEMORY and seen.seconds < observations[straggler].seconds
-        ]
 
     def _always_faster(self, leader: int, straggler: int) -> bool:
         window = self._recent[-self._window :]

@@ -1,8 +1,11 @@
-"""Commands of a job in which members hop, beside those of `hetctl.scheduling`, and their progress."""
+"""Commands of a job in which members hop, beside those of `hetctl.scheduling`, their progress and states."""
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from hetctl.model.ensemble import Member
+from hetctl.model.hops import Visit, node_of, slots_in
 from hetctl.model.values import dataclass
 
 
@@ -75,3 +78,76 @@ class Converge:
 
     member: str
     reason: str
+
+
+@dataclass
+class MemberStates:
+    """The newest state of a member, and what has happened since its newest checkpoint.
+
+    Parameters
+    ----------
+    state : str or None
+        Name of the newest state; None: that of the newest checkpoint, or a fresh network.
+    number, saved_number : int
+        Number of the visit that ended with this state, and of the one that ended with that of the newest
+        checkpoint; -1: none.
+    nodes : set of str
+        Nodes whose stores have the state.
+    coming : set of str
+        Nodes to which it is being copied.
+    writer : str or None
+        GPU, as a worker, whose rank writes the checkpoint of this state: the first of a group. None: it is
+        written, or lost with its rank.
+    unsaved : list of Visit
+        Visits since the newest checkpoint, oldest first.
+    failures : int
+        Number of copies of the state that have failed.
+    """
+
+    state: str | None = None
+    number: int = -1
+    saved_number: int = -1
+    nodes: set[str] = field(default_factory=set)
+    coming: set[str] = field(default_factory=set)
+    writer: str | None = None
+    unsaved: list[Visit] = field(default_factory=list)
+    failures: int = 0
+
+    @property
+    def is_saved(self) -> bool:
+        """True if the newest state is in a checkpoint."""
+        return not self.unsaved
+
+    @property
+    def is_lost(self) -> bool:
+        """True if no store has the newest state any more."""
+        return self.state is not None and not self.nodes
+
+    def renew(self, visit: Visit) -> set[str]:
+        """Record a visit's new state; return the nodes that had the old one."""
+        had = self.nodes | self.coming
+        self.state, self.number, self.writer = visit.new_state, visit.number, slots_in(visit.worker)[0]
+        self.nodes, self.coming, self.failures = {node_of(visit.worker)}, set(), 0
+        self.unsaved.append(visit)
+        return had
+
+    def saved(self, number: int) -> None:
+        """Record a checkpoint of the state after a visit."""
+        numbers = [visit.number for visit in self.unsaved]
+        if number in numbers:
+            del self.unsaved[: numbers.index(number) + 1]
+            self.saved_number = number
+        if number == self.number:
+            self.writer = None
+
+    def roll_back(self) -> list[Visit]:
+        """Return to the newest checkpoint; return the visits that this undoes."""
+        undone, self.unsaved = self.unsaved, []
+        self.state, self.number, self.writer = None, self.saved_number, None
+        self.nodes, self.coming, self.failures = set(), set(), 0
+        return undone
+
+    def drop_node(self, node: str) -> None:
+        """Record the loss of a node with its store."""
+        self.nodes.discard(node)
+        self.coming.discard(node)

@@ -15,11 +15,11 @@ from hetctl.methods.hopper.hop_events import (
     FetchState,
     ForgetStates,
     HopProgress,
+    MemberStates,
     OpenHops,
     UndoVisits,
 )
 from hetctl.methods.hopper.hop_plans import HopPlanner, is_evaluation
-from hetctl.methods.hopper.member_states import MemberStates
 from hetctl.methods.hopper.state_machine import Hopper
 from hetctl.methods.hopper.worker_groups import workers_of
 from hetctl.model.events import CLEAN_EXITS
@@ -142,26 +142,18 @@ class HopScheduler(JobScheduler):
         self._may_be_used_up = False
 
     def _start_tasks(self, now_s: float) -> None:
-        if self._is_complete:
+        # A plan without some of the first nodes would be a poor one.
+        if self._stores and self._stores.keys() >= self._awaited:
             self._regroup(now_s)
-            self._follow_replay()
+            if self._replay:
+                self._hopper.follow(at_workers(self._replay, self._hopper.workers))
+                self._replay = ()
             self._start_visits(now_s)
             self._prefetch()
             self._check_end(now_s)
 
     def _next_s(self, now_s: float) -> float:
         return now_s + PATIENCE_S
-
-    @property
-    def _is_complete(self) -> bool:
-        """True if the agents of the first nodes have reported: a plan without some would be a poor one."""
-        return bool(self._stores) and self._stores.keys() >= self._awaited
-
-    def _follow_replay(self) -> None:
-        """Follow the visits to be repeated, on the workers that are present now."""
-        if self._replay:
-            self._hopper.follow(at_workers(self._replay, self._hopper.workers))
-            self._replay = ()
 
     def _regroup(self, now_s: float) -> None:
         """Give each node workers that suit the members left, once none of its present ones is busy."""

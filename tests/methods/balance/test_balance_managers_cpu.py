@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hetctl.methods.balance.manager import Observation
 from hetctl.methods.balance.managers import CpuManager, first_batches
-from hetctl.methods.balance.predictors import Memoryless
+from hetctl.methods.balance.predictors.learner import Memoryless
 from hetctl.methods.balance.step_time import TimeCurve
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 

@@ -7,8 +7,16 @@ import numpy as np
 import pytest
 
 from hetctl.methods.balance.managers import dump_state, load_state
-from hetctl.methods.balance.predictors import Ema, Memoryless, learner
-from hetctl.methods.balance.predictors.learner import EFFORT, LAGS, TRAINS_EVERY, Learner, narx
+from hetctl.methods.balance.predictors import learner
+from hetctl.methods.balance.predictors.learner import (
+    EFFORT,
+    LAGS,
+    TRAINS_EVERY,
+    Ema,
+    Learner,
+    Memoryless,
+    narx,
+)
 from hetctl.model.errors import BadInputError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetctl.inputs.pipeline_cluster import read_cluster
+from hetctl.inputs.layer_profile import read_cluster
 from hetctl.model.errors import BadInputError
 
 CLUSTER = """\
