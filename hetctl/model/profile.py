@@ -47,7 +47,7 @@ class MemberProfile:
         Same as in `Progress`, from earlier runs.
     busy : float or None
         Share of the time for which it keeps its device busy, alone on one GPU; None: not measured.
-    preparation_rate : float or None
+    preparation_rate, fused_rates
         Same as in `Progress`, from earlier runs.
     """
 
@@ -69,11 +69,13 @@ class MemberProfile:
     unfit: tuple[tuple[str, int], ...] = ()
     busy: float | None = None
     preparation_rate: float | None = None
+    fused_rates: tuple[tuple[float, ...], ...] = ()
 
     @property
     def has_rates(self) -> bool:
-        """True if a rate was measured, or seen in training."""
-        return any(rate > 0 for rates in (self.rates, *self.seen_rates.values()) for rate in rates.values())
+        """True if a rate was measured, or seen in training, alone or fused with others."""
+        tables = self.rates, *self.seen_rates.values()
+        return bool(self.fused_rates) or any(rate > 0 for rates in tables for rate in rates.values())
 
 
 @dataclass(frozen=True)

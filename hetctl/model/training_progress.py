@@ -134,6 +134,8 @@ class Progress:
         Peak memory of rank 0 in its first steps, in bytes; 0: not known yet.
     preparation_rate : float or None
         Samples/s that one of its preprocessors prepares; None: not known yet.
+    fused_rates : tuple of (int, float)
+        Numbers of members of its shape that were one computation, each with the samples/s of all together.
     script_s : float
         Seconds for which its command has run in all starts whose end it has seen.
     withheld : str or None
@@ -166,6 +168,7 @@ class Progress:
     checkpoint_s: float | None = None
     peak_memory_bytes: int = 0
     preparation_rate: float | None = None
+    fused_rates: tuple[tuple[float, ...], ...] = ()
     script_s: float = 0.0
     withheld: str | None = None
     unfit: tuple[tuple[str, int], ...] = ()

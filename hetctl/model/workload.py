@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 
@@ -38,6 +39,10 @@ class Workload:
         Share of a GPU's memory that it takes.
     slowed : float
         Factor by which it is slower beside others than the busy shares say, as it was seen.
+    fuses : str
+        Shape of the members with which it may be one computation; empty: with none.
+    fused : tuple of (int, float)
+        Numbers of members of this shape that are one computation, each with the samples/s of all together.
     """
 
     name: str
@@ -57,6 +62,8 @@ class Workload:
     busy: float = 1.0
     memory: float = 0.0
     slowed: float = 1.0
+    fuses: str = ""
+    fused: tuple[tuple[float, ...], ...] = ()
 
     @property
     def overhead_s(self) -> float:
@@ -76,6 +83,28 @@ class Workload:
         if self.busy >= 1 or self.slowed >= 2:
             return 1.0
         return min(max(self.busy * self.slowed, self.memory), 1.0)
+
+    def fused_gain(self, members: int) -> float:
+        """Return how much faster members of its shape train fused than one after the other; 1 if unknown.
+
+        Between two numbers of members that were measured the logarithms of both are in proportion.
+        """
+        rates = {int(number): rate for number, rate in self.fused}
+        if not self.fuses or 1 not in rates:
+            return 1.0
+        gains = {number: rate / rates[1] for number, rate in rates.items()}
+        # A larger group may be several computations.
+        gain = max(one for number, one in gains.items() if number <= members)
+        low, high = max(n for n in gains if n <= members), min((n for n in gains if n > members), default=0)
+        if not high:
+            return gain
+        part = math.log(members / low) / math.log(high / low)
+        return max(gain, math.exp((1 - part) * math.log(gains[low]) + part * math.log(gains[high])))
+
+    @property
+    def least_busy(self) -> float:
+        """Share of the time for which it keeps a device busy, at least, also as one of fused members."""
+        return self.busy / max((self.fused_gain(int(number)) for number, _ in self.fused), default=1.0)
 
     def with_left(self, samples_left: float) -> Workload:
         """Return the member with other work left; called for all members in training at each decision."""

@@ -33,9 +33,14 @@ def fluid_bound(workloads: Sequence[Workload], gpus: int) -> float:
     beside others, and a device is busy with one of them at a time. So at any moment a member at rate q uses
     at least g_i(q), and all together at most M. Since g_i is convex, the mean of what it uses until T is at
     least g_i(W_i / T), and the sum of the means is at most M, too.
+
+    A sample of k members of one shape that are one computation takes the device for 1 / r(k), where r(k) is
+    their rate together: b_i is then r(1) / r(k) at the best k.
     """
     works = [
-        (c.samples_left, envelope_of(c.highest_rates, gpus, c.busy)) for c in workloads if c.samples_left > 0
+        (c.samples_left, envelope_of(c.highest_rates, gpus, c.least_busy))
+        for c in workloads
+        if c.samples_left > 0
     ]
     return fluid_time(works, gpus)
 
@@ -71,7 +76,7 @@ def least_s(workload: Workload, gpus: int) -> float:
 
 def _least_work(workload: Workload, gpus: int) -> float:
     rates = workload.highest_rates.items()
-    return min(device_time(m, workload.busy) * workload.samples_left / r for m, r in rates if m <= gpus)
+    return min(device_time(m, workload.least_busy) * workload.samples_left / r for m, r in rates if m <= gpus)
 
 
 def device_time(gpus: int, busy: float) -> float:

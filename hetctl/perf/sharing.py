@@ -59,6 +59,8 @@ class GpuTerms:
 
 
 NO_SHARING = GpuTerms()
+LEAST_GAIN = 1.05
+"""Rate of fused members over that of members alone, below which they train alone."""
 DOUBT = 2
 """Number of rates seen together that count as much as the busy shares do."""
 

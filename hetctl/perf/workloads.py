@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -18,7 +18,7 @@ from hetctl.model.workload import Workload
 from hetctl.perf.convergence import ConvergenceForecast
 from hetctl.perf.rate_extrapolation import gpus_left, learned, prior_shapes, rate_curve, usable_rates
 from hetctl.perf.rate_prediction import USUAL_LEVEL, Level, estimated_levels, known_rates
-from hetctl.perf.sharing import NO_SHARING, GpuTerms, slowed_by
+from hetctl.perf.sharing import LEAST_GAIN, NO_SHARING, GpuTerms, slowed_by
 
 LEARNED = ("startup_s", "evaluate_s", "checkpoint_s")
 """Times of members that were not profiled, which their training shows."""
@@ -31,6 +31,9 @@ USUAL_EPOCH = 10_000
 MANY, NEWS = 50, 1.1
 """Number of known rates from which on they have to grow by a factor before members are estimated anew: with
 thousands of members, each rate would otherwise change all others."""
+
+Fuses = Callable[[Member], str | None]
+"""Function that returns the shape of a member that may train fused with others of it; None if it may not."""
 
 
 class Workloads:
@@ -47,6 +50,8 @@ class Workloads:
         True if the members train in lockstep, which tells little of their own rates (`known_rates`).
     terms : GpuTerms
         How members share GPUs.
+    fuses : callable
+        Function that tells which members may train fused.
 
     Attributes
     ----------
@@ -62,8 +67,10 @@ class Workloads:
         *,
         in_lockstep: bool = False,
         terms: GpuTerms = NO_SHARING,
+        fuses: Fuses = lambda _: None,
     ) -> None:
-        self._ensemble = ensemble
+        self._ensemble, self._fuses = ensemble, fuses
+        self._shapes_to_fuse: dict[tuple[str, int], str] = {}
         self._members = {member.name: member for member in ensemble.members}
         self._profiles, self._max_gpus = dict(profiles), max_gpus
         self._in_lockstep, self._terms = in_lockstep, terms
@@ -79,6 +86,8 @@ class Workloads:
         measured = measured_members(ensemble)
         self._digests = {name: shape_digest(one, ensemble.rate_keys) for name, one in measured.items()}
         self._alike = self._shapes_of_all()
+        self._fused: dict[str, tuple[tuple[float, ...], ...]] = {}
+        self._note_fused(self._profiles)
         self._facts = 0
         self._shapes = prior_shapes()
         self._levels: Mapping[str, Level] = {}
@@ -96,6 +105,7 @@ class Workloads:
         if (planned := self._profiles.get(name)) and planned.has_rates:
             self._replaced.setdefault(name, (self._configs[name], known_rates(planned)))
         self._members[name] = replace(self._members[name], config=trial.config)
+        self._shapes_to_fuse.clear()
         self._configs[name], self._profiles[name] = config, profile
         left = tuple(mate for mate in self._alike[name] if mate != name)
         self._alike |= dict.fromkeys(left, left)
@@ -129,9 +139,11 @@ class Workloads:
             if each.name in profiles or each != was.get(each.name) or not same_keys
         }
         self._ensemble, before = ensemble, self._alike
+        self._shapes_to_fuse.clear()
         names = [each.name for each in ensemble.members]
         self._members = {name: edited.get(name) or self._members[name] for name in names}
         self._profiles |= profiles
+        self._note_fused(profiles)
         self._configs |= {name: compared_config(each, ensemble.rate_keys) for name, each in edited.items()}
         measured = measured_members(replace(ensemble, members=tuple(self._members.values())))
         concerned = {name: each for name, each in measured.items() if name in edited or each.name in edited}
@@ -164,9 +176,11 @@ class Workloads:
                     newest.append(seconds)
         unfit = [name for name, now in changed.items() if now.unfit != self._unfit_now(name)]
         self._progress |= changed
+        fused = self._note_fused(changed)
         news = [name for name in changed if self._has_news(name)]
         outdated = {*changed, *self._forecast.update(changed), *self._mates_of(news)}
-        outdated.update(mate for name in unfit for mate in self._alike[name] if mate in self._progress)
+        concerned = (mate for name in (*unfit, *fused) for mate in self._alike[name])
+        outdated.update(mate for mate in concerned if mate in self._progress)
         if ended := {name: changed[name].script_s for name in changed if self._ended_unreported(name)}:
             self._scripts_s |= ended
             outdated.update(name for name in self._whole if self._reports_nothing(name))
@@ -272,7 +286,10 @@ class Workloads:
             if mate in self._known and self._is_unmeasured(mate):
                 for gpus, rate in usable_rates(self._known[mate].rates).items():
                     found[gpus].append(rate)
-        return {gpus: statistics.median(rates) for gpus, rates in found.items()} | own
+        alone = next((rate for members, rate in self.fused_rates(name) if members == 1), None)
+        rates = {gpus: statistics.median(rates) for gpus, rates in found.items()} | own
+        # Members that have trained fused alone have shown no rate of their own.
+        return rates or ({1: alone} if alone else {})
 
     def _reports_nothing(self, name: str) -> bool:
         """Return true if a member is a command of which nothing is known but when it began."""
@@ -347,7 +364,13 @@ class Workloads:
             if restart_s is None:
                 restart_s = RESTART_SHARE * times.get("startup_s", whole.startup_s)
         return replace(
-            whole, samples_left=left, notes=whole.notes + notes + remarks, restart_s=restart_s, **times
+            whole,
+            samples_left=left,
+            notes=whole.notes + notes + remarks,
+            restart_s=restart_s,
+            fuses=self._shape_to_fuse(name),
+            fused=self.fused_rates(name),
+            **times,
         )
 
     def _untrained(self, member: Member, known: MemberProfile) -> Workload:
@@ -405,6 +428,28 @@ class Workloads:
                 timed = EpochHistory.of(self._progress[mate].epochs).timed
                 yield from (one for one in timed if one.batch_size == size)
 
+    def fused_rates(self, name: str) -> tuple[tuple[float, ...], ...]:
+        """Return rates of several members of its shape together, as in `Progress`."""
+        return self._fused.get(self._digests[name], ())
+
+    def _note_fused(self, known: Mapping[str, MemberProfile | Progress]) -> list[str]:
+        """Note the rates of fused members; return the members who have told new ones."""
+        told = {
+            name: one.fused_rates for name, one in known.items() if one.fused_rates and name in self._digests
+        }
+        news = [name for name, rates in told.items() if self.fused_rates(name) != rates]
+        self._fused |= {self._digests[name]: rates for name, rates in told.items()}
+        return news
+
+    def _shape_to_fuse(self, name: str) -> str:
+        """Return the shape of a member that may train fused with others; empty if it is known not to gain."""
+        member, rates = self._members[name], self.fused_rates(name)
+        key = name, self._progress[name].batch_size or member.batch_size
+        if key not in self._shapes_to_fuse:
+            self._shapes_to_fuse[key] = self._fuses(replace(member, batch_size=key[1])) or ""
+        gains = not rates or max(rate for _, rate in rates) > LEAST_GAIN * rates[0][1]
+        return self._shapes_to_fuse[key] if gains else ""
+
     def _rates_by_type(self, name: str, points: Mapping[int, float]) -> dict[str, Mapping[int, float]]:
         """Return the rates of types that were measured, or on which memory was not enough everywhere."""
         known = self._known[name].rates_by_type
@@ -423,6 +468,7 @@ def active_workloads(
     *,
     in_lockstep: bool = False,
     terms: GpuTerms = NO_SHARING,
+    fuses: Fuses = lambda _: None,
 ) -> tuple[Workload, ...]:
     """Return the active members in the ensemble's order, each with its rates and its remaining work.
 
@@ -431,7 +477,7 @@ def active_workloads(
     at the number of GPUs that is expected to be the fastest, whichever is least. Rates that were not measured
     are estimates with a spread.
     """
-    workloads = Workloads(ensemble, profiles, max_gpus, in_lockstep=in_lockstep, terms=terms)
+    workloads = Workloads(ensemble, profiles, max_gpus, in_lockstep=in_lockstep, terms=terms, fuses=fuses)
     workloads.update({m.name: progress.get(m.name, Progress(m.name)) for m in ensemble.members})
     return tuple(workloads.left.values())
 

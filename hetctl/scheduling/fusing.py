@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import field
 
-from hetctl.model.ensemble import Member
+from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.plan import FUSED, Allocation, Placement
 from hetctl.model.profile import shape_digest
-from hetctl.model.run import LOCKSTEP, RunSpec
-from hetctl.model.site import MEMBERS
+from hetctl.model.run import LOCKSTEP
+from hetctl.model.site import MEMBERS, Site
 from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import options_from
+from hetctl.scheduling.planners.base import Options
 
 FUSE_LIMIT = 16
 """Most members in one process; how many of them are one computation is measured there."""
 
 
-def fused_shape(member: Member, spec: RunSpec) -> str | None:
+def fused_shape(member: Member, ensemble: Ensemble, site: Site, sharing: str, options: Options) -> str | None:
     """Return the shape of a member that may train fused with others of it; None if it may not.
 
     The rank tells by a step whether members of one shape do have one program.
     """
-    code = member.code or spec.ensemble.code
+    code = member.code or ensemble.code
     framework = FRAMEWORKS.get(code.framework)
     own_loop = code.functions.train_fn or member.shard or member.global_batch_size or member.min_gpus > 1
-    apart = spec.ensemble.partitions or spec.sharing == LOCKSTEP or spec.site.launch == MEMBERS
-    can_fuse = options_from(spec.options).fuse and framework is not None and framework.can_fuse
-    return None if not can_fuse or own_loop or apart else shape_digest(member, spec.ensemble.rate_keys)
+    apart = ensemble.partitions or sharing == LOCKSTEP or site.launch == MEMBERS
+    can_fuse = options.fuse and framework is not None and framework.can_fuse
+    return None if not can_fuse or own_loop or apart else shape_digest(member, ensemble.rate_keys)
 
 
 @dataclass
@@ -57,7 +57,7 @@ class FusedGroup:
 
 
 def companions(
-    groups: Iterable[FusedGroup], waiting: Iterable[Workload], shape_of: Callable[[str], str | None]
+    groups: Iterable[FusedGroup], waiting: Iterable[Workload], alone: Collection[str]
 ) -> list[Allocation]:
     """Return the allocations of waiting members that join the groups of their shapes, smallest group first.
 
@@ -65,15 +65,15 @@ def companions(
     ----------
     waiting : iterable of Workload
         Members in the order in which they get seats.
-    shape_of : callable
-        Function that returns the shape of a member; None if it has to train alone.
+    alone : collection of str
+        Members that have to train alone.
     """
     by_shape: dict[str, list[FusedGroup]] = {}
     for group in groups:
         by_shape.setdefault(group.shape, []).append(group)
     joined = []
     for workload in waiting if by_shape else ():
-        known = by_shape.get(shape_of(workload.name) or "", ())
+        known = () if workload.name in alone else by_shape.get(workload.fuses, ())
         open_groups = [group for group in known if len(group.seats) < FUSE_LIMIT]
         if open_groups and (rate := workload.rates.get(1)):
             placement = min(open_groups, key=lambda group: len(group.seats)).take()

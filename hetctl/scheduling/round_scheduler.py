@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import field, replace
 
@@ -84,8 +85,6 @@ class RoundScheduler(JobScheduler):
     ----------
     round_overhead_s : float
         Time from the start of a round, except the job's first, to the start of its tasks, in seconds.
-    fused_shape : callable
-        Function that returns the shape of a member that may train fused with others of it; else None.
     """
 
     def __init__(
@@ -95,10 +94,9 @@ class RoundScheduler(JobScheduler):
         observer: Observer,
         plan: PlanFunction = plan_fitting,
         round_overhead_s: float = 0.0,
-        fused_shape: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         super().__init__()
-        self._fused_shape, self._alone, self._may_join = fused_shape, set[str](), False
+        self._alone, self._may_join = set[str](), False
         self._planner, self._options, self._round_overhead_s = planner, options, round_overhead_s
         self._observer, self._plan_fitting = observer, plan
         self._alpha = planner.stop_share(options)
@@ -337,14 +335,15 @@ class RoundScheduler(JobScheduler):
         """Add waiting members of the shapes of those that start on one GPU, which is then shared."""
         groups = {}
         for allocation in starting:
-            (place, *_), shape = allocation.placement, self._shape_of(allocation.member)
+            (place, *_), shape = allocation.placement, self._shape_of(allocation.member, left)
             if shape and allocation.gpus == 1 and not place.seat:
                 groups[allocation.member] = FusedGroup(shape, place.node, place.gpus[0])
         given = {allocation.member for allocation in starting}
         joined = self._companions(list(groups.values()), given, left, now_s)
         shared = {(place.node, place.gpus[0]) for a in joined for place in a.placement}
         fused = {name for name, group in groups.items() if (group.node, group.gpu) in shared}
-        return [_hosting(each) if each.member in fused else each for each in starting] + joined
+        started = [_hosting(each) if each.member in fused else each for each in starting]
+        return self._paced([*started, *joined], left)
 
     def _join_fused(self, now_s: float) -> None:
         """Start waiting members beside fused ones of their shapes, as a round of their own."""
@@ -352,17 +351,30 @@ class RoundScheduler(JobScheduler):
             return
         self._may_join = False
         groups: dict[tuple[str, int], FusedGroup] = {}
-        for name, running in self.running.items():
-            gpu, shape = self._shared_gpu(name), self._shape_of(name)
-            if running.task.allocation.mode == FUSED and gpu and shape and not running.stopping:
+        fused = [one for one in self.running.items() if one[1].task.allocation.mode == FUSED]
+        left = self._observer.left(now_s) if fused else {}
+        for name, running in fused:
+            gpu, shape = self._shared_gpu(name), self._shape_of(name, left)
+            if gpu and shape and not running.stopping:
                 groups.setdefault(gpu, FusedGroup(shape, *gpu, set()))
         for running in self.running.values():
             place = running.task.allocation.placement[0]
             if place.seat and (group := groups.get((place.node, place.gpus[0]))):
                 group.seats.add(place.seat)
-        left = self._observer.left(now_s) if groups else {}
         if joined := self._companions(list(groups.values()), set(), left, now_s):
-            self._open_round(joined, left, now_s)
+            self._open_round(self._paced(joined, left), left, now_s)
+
+    def _paced(self, starting: Sequence[Allocation], left: Mapping[str, Workload]) -> list[Allocation]:
+        """Return allocations, those of fused members with the rate that each has beside the others there."""
+        running = (one.task.allocation for one in self.running.values())
+        held = Counter((a.placement[0].node, a.placement[0].gpus[0]) for a in (*running, *starting))
+
+        def rate(given: Allocation) -> float:
+            place = given.placement[0]
+            members = held[place.node, place.gpus[0]]
+            return given.rate * left[given.member].fused_gain(members) / members
+
+        return [replace(a, rate=rate(a)) if a.mode == FUSED else a for a in starting]
 
     def _companions(
         self, groups: Sequence[FusedGroup], given: Set[str], left: Mapping[str, Workload], now_s: float
@@ -372,10 +384,10 @@ class RoundScheduler(JobScheduler):
         taken = {*given, *(allocation.member for allocation in self._pending)}
         waiting = self._observer.seen(now_s, self.running, self._deferred(now_s)).waiting
         free = [workload for workload in _with_least_gpus(waiting) if workload.name not in taken]
-        return [a for a in companions(groups, free, self._shape_of) if self._fits(left, a, now_s)]
+        return [a for a in companions(groups, free, self._alone) if self._fits(left, a, now_s)]
 
-    def _shape_of(self, name: str) -> str | None:
-        return None if name in self._alone else self._fused_shape(name)
+    def _shape_of(self, name: str, left: Mapping[str, Workload]) -> str:
+        return left[name].fuses if name in left and name not in self._alone else ""
 
     def _shared_gpu(self, name: str) -> tuple[str, int] | None:
         """Return the GPU that a member in training shares; None if it shares none."""

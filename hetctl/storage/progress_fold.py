@@ -44,7 +44,7 @@ APART = ("member", "epochs")
 """Fields of `Progress` that are no part of a row as they are."""
 OF_MEMBERS = frozenset(
     {
-        *("started", "first_step", "rate", "preprocess", "epoch", "checkpoint", "best_checkpoint"),
+        *("started", "first_step", "rate", "fused", "preprocess", "epoch", "checkpoint", "best_checkpoint"),
         *("converged", "stopped", "failed"),
     }
 )
@@ -187,8 +187,8 @@ class ProgressFold:
 def _progress_in(member: str, row: Row, line: Line) -> Progress:
     *_, history, given = row
     # JSON has no tuples: with a list, this progress would differ from one folded from all events.
-    if unfit := given.get("unfit"):
-        given["unfit"] = tuple(map(tuple, unfit))
+    for name in given.keys() & {"unfit", "fused_rates"}:
+        given[name] = tuple(map(tuple, given[name]))
     if restarts_s := given.get("restarts_s"):
         given["restarts_s"] = tuple(restarts_s)
     return from_fields(Progress, member=member, epochs=EpochHistory.from_row(history, line), **given)
@@ -371,6 +371,7 @@ _STEPS: Mapping[str, Step] = {
     "started": _resumed,
     "first_step": _after_start,
     "rate": lambda state, event, *_: _with(state, epochs=state.epochs.with_rate(event.record)),
+    "fused": lambda state, event, *_: _with(state, fused_rates=event.record.rates),
     "preprocess": lambda state, event, *_: _with(
         state, preparation_rate=event.record.rate / event.record.cores
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -63,6 +63,7 @@ class Bench:
     nodes: tuple[Node, ...] = Cluster.of(4, 2).nodes
     deadline_s: float = math.inf
     limit: str | None = None
+    shapes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.members = {name: self.member(name) for name in self.names}
@@ -70,7 +71,8 @@ class Bench:
         self.opening = self.core.handle(JobOpened(0.0, self.nodes, self.deadline_s, 5, "remembered"))
 
     def member(self, name: str) -> Workload:
-        return Workload(name, {1: 10.0, 2: 20.0, 3: 30.0, 4: 40.0}, 1000.0, 1000)
+        rates, shape = {1: 10.0, 2: 20.0, 3: 30.0, 4: 40.0}, self.shapes.get(name, "")
+        return Workload(name, rates, 1000.0, 1000, fuses=shape, fused=((1, 5.0), (4, 10.0)))
 
     def left(self, _now_s: float) -> Mapping[str, Workload]:
         return self.members
@@ -436,9 +438,7 @@ SHAPES = dict.fromkeys("abcdef", "small") | {"x": "large"}
 
 def fusing(planner: Planner, names: str, gpus: int) -> Bench:
     """Return a job whose members of `SHAPES` may train fused."""
-    bench = Bench(planner, names, Cluster.of(gpus, gpus).nodes)
-    bench.core._fused_shape = SHAPES.get
-    return bench
+    return Bench(planner, names, Cluster.of(gpus, gpus).nodes, shapes=SHAPES)
 
 
 def seats(commands: Sequence[Command]) -> dict[str, tuple[str, int, int]]:
@@ -448,7 +448,11 @@ def seats(commands: Sequence[Command]) -> dict[str, tuple[str, int, int]]:
 
 def test_members_that_wait_join_those_of_their_shape_evenly() -> None:
     bench = fusing(LOCAL, "abxcdey", 3)
-    assert seats(bench.at(0.0)) == {
+    started = bench.at(0.0)
+    # Two of them are 2 ** 0.5 times as fast as one, and four twice as fast.
+    rates = {"a": 10 * 3**0.5 / 3, "b": 10 * 2**0.5 / 2, "x": 10.0}
+    assert {name: placed(started)[name].rate for name in "abx"} == pytest.approx(rates)
+    assert seats(started) == {
         "a": ("fused", 0, 1),
         "b": ("fused", 1, 1),
         "x": ("data-parallel", 2, 0),

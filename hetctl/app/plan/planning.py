@@ -46,6 +46,7 @@ from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.sharing import GpuTerms
 from hetctl.perf.workloads import active_workloads
+from hetctl.scheduling.fusing import fused_shape
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options, options_from
 from hetctl.scheduling.planners.heterogeneous import gpus_by_type
@@ -424,6 +425,7 @@ def plan_from(request: PlanRequest) -> Plan:
         *(request.trainable, request.profiles, request.progress, request.size.gpus),
         in_lockstep=request.scenario.lockstep,
         terms=GpuTerms.at(site, options.max_per_gpu),
+        fuses=lambda member: fused_shape(member, ensemble, site, request.sharing, options),
     )
     searches: Sequence[SimulatedSearch] = ()
     if request.begins_search and len(ensemble.trials) <= MOST_TRIALS:

@@ -56,6 +56,7 @@ class Trained:
     newest: Progress | None = None
     unfit: tuple[tuple[str, int], ...] = ()
     preparation_rate: float | None = None
+    fused_rates: tuple[tuple[float, ...], ...] = ()
 
 
 def member_profiles(catalog: Catalog, ensemble: Ensemble, site: Site) -> tuple[MemberProfile, ...]:
@@ -90,6 +91,7 @@ def _unmeasured(member: Member, ensemble: Ensemble, trained: Trained) -> MemberP
         job_start_s=startup_s - own_s,
         unfit=trained.unfit,
         preparation_rate=trained.preparation_rate,
+        fused_rates=trained.fused_rates,
     )
 
 
@@ -207,6 +209,7 @@ def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, Train
                 if shapes.get(member.name) == shape_digest(member, ensemble.rate_keys):
                     done, trained = progress[member.name], found[member.name]
                     trained.preparation_rate = done.preparation_rate or trained.preparation_rate
+                    trained.fused_rates = done.fused_rates or trained.fused_rates
                     if spec.sharing == LOCKSTEP:
                         continue
                     trained.rates += (*done.epochs, *EpochHistory.of(done.epochs).timed)
@@ -214,8 +217,11 @@ def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, Train
                     trained.newest = done if done.epochs or done.startup_s is not None else trained.newest
                     has_tried = done.unfit or done.startup_s is not None
                     trained.unfit = done.unfit if has_tried and not done.batch_size else trained.unfit
-    for trained in found.values():
+    fused = {shapes[name]: trained.fused_rates for name, trained in found.items() if trained.fused_rates}
+    for name, trained in found.items():
         trained.rates.sort(key=lambda seen: seen.finished_at)
+        # One member has told for all of its shape.
+        trained.fused_rates = trained.fused_rates or fused.get(shapes.get(name, ""), ())
     return found
 
 
@@ -264,6 +270,7 @@ def _profile(
         unfit=trained.unfit,
         busy=next((p.busy for p in used if p.busy is not None), None),
         preparation_rate=trained.preparation_rate,
+        fused_rates=trained.fused_rates,
     )
 
 

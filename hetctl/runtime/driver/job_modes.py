@@ -101,8 +101,7 @@ class DataParallelJob(JobMode):
     def scheduler(self) -> RoundScheduler:
         """Return the scheduling by the run's planner."""
         planner, options = self.job.planner, self.job.options
-        observer, fused_shape = self.job.observer(planner), self.job.members.fused_shape
-        return RoundScheduler(planner, options, observer, fused_shape=fused_shape)
+        return RoundScheduler(planner, options, self.job.observer(planner))
 
 
 MODES: Mapping[str, str] = {

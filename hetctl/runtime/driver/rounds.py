@@ -270,6 +270,7 @@ class Rounds:
             timeouts=site.timeouts,
             grace_s=self.spec.grace_s,
             lease=self.lease,
+            fused_rates=self.members.fused_rates(member.name) if allocation.mode == FUSED else (),
         )
 
     def _first_batches(self, allocation: Allocation, member: Member) -> tuple[int, ...]:

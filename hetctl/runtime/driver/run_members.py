@@ -68,13 +68,14 @@ class RunMembers:
         self._take_written = take_written
         self._state = PATIENT.call(RunState, folder, spec.ensemble, spec.retries)
         self._planned = {profile.member: profile for profile in spec.profiles}
-        self._profiles = dict(self._planned)
+        self._profiles, options = dict(self._planned), options_from(spec.options)
         self._workloads = Workloads(
             _installed(spec),
             self._profiles,
             gpus,
             in_lockstep=spec.sharing == LOCKSTEP,
-            terms=GpuTerms.at(spec.site, options_from(spec.options).max_per_gpu),
+            terms=GpuTerms.at(spec.site, options.max_per_gpu),
+            fuses=lambda one: fused_shape(one, self._spec.ensemble, spec.site, spec.sharing, options),
         )
         self._take(spec)
         PATIENT.call(self.read)
@@ -94,7 +95,6 @@ class RunMembers:
     def _take(self, spec: RunSpec) -> None:
         self._spec = spec
         self._members = {member.name: member for member in spec.ensemble.members}
-        self._shapes: dict[tuple[str, int], str | None] = {}
 
     @property
     def edits(self) -> int:
@@ -165,13 +165,9 @@ class RunMembers:
         )
         return allocation.gpus if tries else None
 
-    def fused_shape(self, name: str) -> str | None:
-        """Return the shape of a member that may train fused with others of it; None if it may not."""
-        (member,) = self.with_batch_sizes([name])
-        key = name, member.batch_size
-        if key not in self._shapes or (self._trials and name in self._trials):
-            self._shapes[key] = fused_shape(member, self._spec)
-        return self._shapes[key]
+    def fused_rates(self, name: str) -> tuple[tuple[float, ...], ...]:
+        """Return the rates of several members of its shape together, as in `Progress`."""
+        return self._workloads.fused_rates(name)
 
     def peak_memory(self, name: str) -> int:
         """Return the member's peak of memory in its profile or in training, in bytes; 0 if it is unknown."""

@@ -18,6 +18,7 @@ from hetctl.model.training_progress import CANCELLED, Progress
 from hetctl.perf.rate_prediction import nearest_config
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.scheduling.fusing import FUSE_LIMIT, fused_shape
+from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import EventQueue, EventWriter, read_events
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENT
@@ -58,7 +59,9 @@ class TrialQueue:
         self._numbers = {name: number for number, name in enumerate(search.members)}
         parallel = max(1, gpus // self._slots[search.members[0]].min_gpus)
         # With several shapes, one that goes on and on would keep the GPUs from the others.
-        (shape, *others) = {fused_shape(slot, spec) for slot in self._slots.values()}
+        options = options_from(spec.options)
+        terms = spec.ensemble, spec.site, spec.sharing, options
+        (shape, *others) = {fused_shape(slot, *terms) for slot in self._slots.values()}
         if shape and not others and search.configs_are_known:
             parallel *= FUSE_LIMIT
         events = [e for e in read_events(folder.events_of(DRIVER)) if e.kind in OF_SEARCHES]

@@ -259,14 +259,23 @@ class FusedSteps(ABC):
 
     Their networks are those of `Framework.build_fused`, whose `training` and `evaluating` yield works.
 
+    Parameters
+    ----------
+    known : mapping of int to float, or None
+        Samples/s of all members together by the number that are one computation, if measured before.
+
     Attributes
     ----------
     refused : dict of str to str
         Members that have to train alone, with the reason; meanwhile they do, beside the others.
+    measured : dict of int to float
+        What this process has measured of that; empty: nothing yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: Mapping[int, float] | None = None) -> None:
+        self._known = known or {}
         self.refused: dict[str, str] = {}
+        self.measured: dict[int, float] = {}
 
     @abstractmethod
     def join(self, name: str, network: Any) -> None:
@@ -372,8 +381,8 @@ class Framework(CollectiveBackend, ABC):
         """Build a network as `build` does, for `fused_steps`."""
         raise NotImplementedError
 
-    def fused_steps(self) -> FusedSteps:
-        """Return what computes the steps of such networks; only PyTorch has it."""
+    def fused_steps(self, known: Mapping[int, float] | None = None) -> FusedSteps:
+        """Return what computes the steps of such networks, as `FusedSteps`; only PyTorch has it."""
         raise NotImplementedError
 
     @abstractmethod

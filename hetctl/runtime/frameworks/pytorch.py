@@ -344,11 +344,11 @@ class PyTorch(Framework):
         make_parameters(parts, sample, device)
         return FusedNetwork(parts, member, functions, group, device)
 
-    def fused_steps(self) -> FusedSteps:
+    def fused_steps(self, known: Mapping[int, float] | None = None) -> FusedSteps:
         """Return steps through ``vmap``."""
         from hetctl.runtime.frameworks.torch_fused import TorchFusedSteps
 
-        return TorchFusedSteps()
+        return TorchFusedSteps(known)
 
     def backend(self) -> str:
         """Return the backend of ``torch.distributed``."""

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hetctl.model.ensemble import Member
 from hetctl.model.values import dataclass
+from hetctl.perf.sharing import LEAST_GAIN
 from hetctl.runtime.data.batches import Batches, TrainingData
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.sampler import parts_of
@@ -43,8 +44,6 @@ TRIES = 3
 """Steps that are timed with each width; the first one warms up."""
 MOST_ROWS = 1.25
 """Rows of the stacks for each slice, above which smaller ones are formed."""
-LEAST_GAIN = 1.05
-"""Rate of the best width over that of members alone, below which they train alone."""
 LEAST_FREE = 0.2
 """Share of a GPU's memory that must be free for another member."""
 
@@ -516,9 +515,16 @@ class FusedNetwork(TorchNetwork):
 
 
 class Widths:
-    """Choice of the number of slices in a stack, by the time of real steps of members of one program."""
+    """Choice of the number of slices in a stack, by the time of real steps of members of one program.
+
+    Attributes
+    ----------
+    known : mapping of int to float
+        Steps per second of all members together by width, from earlier processes.
+    """
 
     def __init__(self) -> None:
+        self.known: Mapping[int, float] = {}
         self._seconds: dict[tuple[int, int, int], list[float]] = defaultdict(list)
         self._best: dict[int, int] = {}
 
@@ -561,7 +567,10 @@ class Widths:
 
     def _times(self, pair: tuple[int, int], width: int) -> list[float]:
         # Alone, members are so much slower that once is enough.
-        return self._seconds[(*pair, width) if width > 1 else (1, 1, 1)]
+        times = self._seconds[(*pair, width) if width > 1 else (1, 1, 1)]
+        if not times and self.known.keys() >= set(pair):
+            times += [1 / self.known[width]] * TRIES
+        return times
 
     def _is_timed(self, pair: tuple[int, int]) -> bool:
         return all(len(self._times(pair, width)) >= TRIES for width in pair)
@@ -582,9 +591,10 @@ def widths_of(_program: str, _form: tuple[Any, ...]) -> Widths:
 class TorchFusedSteps(FusedSteps):
     """Computation of members that train together on this rank; see `FusedSteps`."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, known: Mapping[int, float] | None = None) -> None:
+        super().__init__(known)
         self._widths: Widths | None = None
+        self._trial: tuple[int, int, float] | None = None
         self._stacks: list[Stack] = []
         self._arranged: tuple[int, list[Slice]] = 0, []
         self._tried: dict[str, Slice] = {}
@@ -607,20 +617,26 @@ class TorchFusedSteps(FusedSteps):
         members = len(fused)
         is_step = members > 1 and all(work.scores is None for work in works.values())
         is_step = is_step and len({work.form for work in works.values()}) == 1
+        trial, self._trial = self._trial, None
         if not is_step:
             self._arrange(fused, max([1, *(len(stack.slices) for stack in self._stacks)]))
             return self._results(works, fused)
-        widths = self._widths_of(next(iter(fused.values())))
+        work = next(iter(fused.values()))
+        widths = self._widths_of(work)
+        if trial and trial[1] == members:
+            # From step to step: what members do between them takes as long at any width.
+            widths.note(trial[0], members, _time() - trial[2])
         best = widths.best(members)
+        if best and trial:
+            rates = widths.rates()
+            self.measured = {width: rate * len(work.x) for width, rate in rates.items()}
+            listed = ", ".join(f"{width}: {rate:.0f}" for width, rate in rates.items())
+            print(f"steps/s of all members by the number of fused ones: {listed}", flush=True)
         width = best or widths.next(members)
         self._arrange(fused, width)
-        began = 0.0 if best else _time()
-        results = self._results(works, fused)
         if best is None:
-            widths.note(width, members, _time() - began)
-            if best := widths.best(members):
-                rates = ", ".join(f"{width}: {rate:.0f}" for width, rate in widths.rates().items())
-                print(f"steps/s of all members by the number of fused ones: {rates}", flush=True)
+            self._trial = width, members, _time()
+        results = self._results(works, fused)
         if best == 1:
             self.refused.update(dict.fromkeys(list(fused)[1:], "fused members are no faster"))
         return results
@@ -634,6 +650,8 @@ class TorchFusedSteps(FusedSteps):
         """Return what is known about the members' program; the process keeps it for later ones."""
         if self._widths is None:
             self._widths = widths_of(str(work.network.slice.program), work.form)
+            if self._known and not self._widths.known:
+                self._widths.known = {width: rate / len(work.x) for width, rate in self._known.items()}
         return self._widths
 
     def leave(self, name: str, network: FusedNetwork) -> None:
@@ -816,6 +834,6 @@ def _time() -> float:
     """Return the time that a step takes as far as other work on the machine does not change it."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    # A thread of its own for each core makes CPU time meaningless.
-    is_lone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
-    return time.thread_time() if is_lone else time.perf_counter()
+        return time.perf_counter()
+    # Of this thread, which takes part in all that others compute; these count while they wait, too.
+    return time.thread_time()

@@ -69,6 +69,8 @@ class TrainingSpec:
         Seconds from a stop to the end of the job, within which a command slow to stop is killed.
     lease : LeaseMark or None
         Lease of the driver, without which ranks may write nothing; None if it has none.
+    fused_rates : tuple of (int, float)
+        Same as in `Progress`, of its shape.
     """
 
     run: str
@@ -89,6 +91,7 @@ class TrainingSpec:
     visit: Visit | None = None
     grace_s: float = 0.0
     lease: LeaseMark | None = None
+    fused_rates: tuple[tuple[float, ...], ...] = ()
 
     @property
     def worker_names(self) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.events import ExitReason
-from hetctl.model.plan import Allocation
+from hetctl.model.plan import FUSED, Allocation
 from hetctl.model.workload import Workload
 from hetctl.perf.sharing import slowdown
 from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Start, Stop
@@ -305,10 +305,12 @@ class Engine:
 
     def _set_shared_pace(self, indices: Iterable[int]) -> None:
         """Set the rates of members that share a GPU."""
-        workloads = {index: self.tasks[index].workload for index in indices}
-        slower = slowdown(workload.busy for workload in workloads.values())
-        for index, workload in workloads.items():
-            self._set_rate(index, workload.rates[1] / slower)
+        tasks = {index: self.tasks[index] for index in indices}
+        slower = slowdown(task.workload.busy for task in tasks.values())
+        for index, task in tasks.items():
+            if task.allocation.mode == FUSED:
+                slower = len(tasks) / task.workload.fused_gain(len(tasks))
+            self._set_rate(index, task.workload.rates[1] / slower)
 
     def _set_rate(self, index: int, rate: float) -> None:
         task = self.tasks[index]

@@ -78,7 +78,7 @@ def simulate(
 def _busy_s(task: SimulatedTask) -> float:
     """Return the GPU-seconds of a task's training; in a seat those in which its device is busy with it."""
     if shared_gpu(task.allocation):
-        return task.samples * task.workload.busy / task.workload.rates[1]
+        return task.samples * task.workload.least_busy / task.workload.rates[1]
     return task.allocation.gpus * (task.end_s - task.start_s - task.startup_s)
 
 

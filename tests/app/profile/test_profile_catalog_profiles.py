@@ -194,12 +194,14 @@ def test_an_unfinished_first_epoch_leaves_its_rate_and_times_to_later_runs(proje
             events.write("rate", **{**timed, "rate": at / 10}, finished_at=at)
             events.write("checkpoint", epoch=0, part_samples=64, duration_s=0.5)
             events.write("preprocess", cores=1, rate=at)
+            events.write("fused", rates=[[1, at], [4, 2 * at]])
         a, b = member_profiles(catalog, ENSEMBLE, SITE)
     # A measurement counts more than rates seen before it.
     assert a.seen_rates == {"": {1: 130.0}}
     assert b.seen_rates == {"": {1: 110.0}}
     assert (b.samples_per_epoch, b.startup_s, b.checkpoint_s, b.peak_memory_bytes) == (640, 3.0, 0.5, 7)
     assert (a.preparation_rate, b.preparation_rate) == (1300.0, 1100.0)
+    assert (a.fused_rates, b.fused_rates) == (((1, 1300), (4, 2600)), ((1, 1100), (4, 2200)))
 
 
 def test_numbers_of_gpus_without_enough_memory_are_known_to_later_runs(project: Project) -> None:

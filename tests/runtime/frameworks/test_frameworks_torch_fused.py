@@ -316,6 +316,18 @@ def test_the_fastest_width_is_chosen_and_none_that_is_slower_than_alone():
         assert widths.best(12) == best
 
 
+def test_no_width_is_tried_that_another_process_has_measured():
+    widths, tried, rates = Widths(), [], {1: 1.0, 16: 3.0, 8: 4.0, 4: 2.0}
+    widths.known = {width: rate for width, rate in rates.items() if width != 4}
+    while widths.best(16) is None:
+        tried.append(width := widths.next(16))
+        widths.note(width, 16, 16 / rates[width])
+    assert (widths.best(16), {*tried}) == (8, {8, 4})
+    widths = Widths()
+    widths.known = rates
+    assert (widths.best(16), Widths().best(16)) == (8, None)
+
+
 def test_no_width_is_tried_below_one_that_is_slower():
     widths, seconds = Widths(), {1: 1.0, 16: 0.3, 8: 0.4}
     while widths.best(16) is None:

@@ -118,6 +118,20 @@ def test_a_local_round_begins_before_the_other_has_ended() -> None:
     assert plan.rounds[1].allocations[0].placement == plan.rounds[0].allocations[0].placement
 
 
+def test_members_of_one_shape_train_at_the_rate_of_all_together() -> None:
+    """Four at twice the rate of one, of which three and then two are left, and then one."""
+    four = [member(name, [10], 100 * left) for name, left in zip("abcd", (1, 1, 2, 3), strict=True)]
+    four = [replace(one, fuses="small", fused=((1, 50.0), (4, 100.0))) for one in four]
+    plan = predict(LOCAL, [*four, member("x", [10], 100)], 1)
+    (together, *later) = gpus_by_round(plan)
+    assert (together, later) == (dict.fromkeys("abcd", 1), [{"x": 1}])
+    # Two of them are 2 ** 0.5 times as fast as one.
+    ends = 20.0, 20.0, 20.0 + 200 / (10 * 2**0.5), 20.0 + 200 / (10 * 2**0.5) + 10
+    assert [one.done_s for one in plan.members] == pytest.approx([*ends, ends[-1] + 11])
+    assert {a.mode for a in plan.rounds[0].allocations} == {"fused"}
+    assert plan.lower_bound_s == pytest.approx(700 / 20 + 100 / 10)
+
+
 def test_members_that_still_fit_the_job_train_first() -> None:
     # a's third epoch would end at 90 of 80 s, so from 60 s on b and c have its GPU.
     members = (
