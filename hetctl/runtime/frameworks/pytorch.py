@@ -61,15 +61,8 @@ CONTEXT, GRADIENTS = "context", "gradients"
 
 
 class TorchNetwork(TrainableNetwork):
-    """A module with its optimizer on this rank.
+    """A module with its optimizer on this rank."""
 
-    Attributes
-    ----------
-    evaluates_examples : bool
-        True if a rank without samples in a validation batch must run the network with the others.
-    """
-
-    evaluates_examples = False
     gather = staticmethod(gather)
     _rate: TorchRate
     _random_states: Callable[[], dict[str, torch.Tensor]] = staticmethod(generators)
@@ -133,16 +126,18 @@ class TorchNetwork(TrainableNetwork):
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
         """Evaluate this rank's share: scores are means over samples, and their sums are added over ranks."""
-        return finished(self._evaluating(batches))
+        return finished(self.evaluating(batches))
 
-    def _evaluating(self, batches: Iterable[tuple[Samples, int]]) -> Generator[Any, Any, dict[str, float]]:
+    def evaluating(self, batches: Iterable[tuple[Samples, int]]) -> Generator[Any, Any, dict[str, float]]:
+        """Do as `evaluate`; yield what `_scored` yields."""
         self._model.eval()
         scores = {**self._parts.metrics, "loss": self._parts.loss}
         # On the device: float() would wait for it in each batch.
         means, counts = [], []
         self._predictions.begin()
         for samples, count in batches:
-            if count or self.evaluates_examples:
+            # Ranks that share a network must run it together.
+            if count or self._member.shard:
                 outputs, found = yield from self._scored(samples, count, scores)
             if not count:
                 self._predictions.skip()
@@ -226,10 +221,6 @@ class TorchNetwork(TrainableNetwork):
         make_equal([*self._model.parameters(), *self._model.buffers()])
         return Averaging(self._optimizer, self._accumulation)
 
-    def _weight_in_step(self, batches: Batches) -> float:
-        """Return the weight of a batch's gradients in its step."""
-        return batches.weight
-
     def _after_step(self, *_: Any) -> None:
         self._accumulates = False
 
@@ -247,7 +238,10 @@ class TorchNetwork(TrainableNetwork):
             self._is_sample[samples:] = 0
             self._samples = samples
         if self._accumulation is not None:
-            self._accumulation.expect(self._weight_in_step(batches), ends_step=batches.ends_step)
+            # With several ranks, `GradientShares` has weighted the gradients of a divided network.
+            is_weighted = self._member.shard and self._group.size > 1
+            weight = 1.0 if is_weighted else batches.weight
+            self._accumulation.expect(weight, ends_step=batches.ends_step)
         if self._averaging is not None:
             self._averaging.expect(batches.weight, ends_step=batches.ends_step)
         self._accumulates = self._context is not None

@@ -11,7 +11,7 @@ import copy
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from functools import lru_cache, partial
@@ -480,10 +480,6 @@ class FusedNetwork(TorchNetwork):
         self._optimizer._opt_called = True
         mean = np.average(torch.stack(losses).tolist(), weights=counts) if losses else 0.0
         return self._synchronized(float(mean), batches)
-
-    def evaluating(self, batches: Iterable[tuple[Samples, int]]) -> Generator[Work, Any, dict[str, float]]:
-        """Evaluate as `evaluate` does; yield each batch, and get its outputs."""
-        return (yield from self._evaluating(batches))
 
     def _scored(
         self, samples: Samples, count: int, scores: Mapping[str, Score]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -292,7 +292,7 @@ class Averaging:
         if [*map(id, parameters)] != [*map(id, self._known)]:
             self._known, self._ordered = parameters, False
             self._buckets = _buckets_of(parameters)
-        return BucketAverage(self._buckets, self._weight, self._finish)
+        return BucketAverage(self._buckets, self._weight, self._accumulation)
 
     def _hook_new(self) -> None:
         """Watch for the gradients of new parameters, such as unfrozen ones."""
@@ -300,14 +300,6 @@ class Averaging:
             if parameter.requires_grad and parameter not in self._hooked:
                 self._hooked.add(parameter)
                 parameter.register_post_accumulate_grad_hook(self._after_gradient)
-
-    def _finish(self, parameter: torch.Tensor) -> None:
-        """Set a parameter's gradient to what this rank contributes to the average."""
-        if self._accumulation is not None:
-            self._accumulation.finish(parameter)
-        elif not self._weight:
-            # A rank without samples runs an example only to take part: its gradients must not count.
-            parameter.grad = None
 
 
 class BucketAverage:
@@ -317,8 +309,8 @@ class BucketAverage:
     ----------
     weight : float
         Weight of this rank's gradients.
-    finish : callable
-        Function called with each parameter just before its gradient is sent.
+    accumulation : Accumulation or None
+        Sum of this rank's gradients in the step, as in `Averaging`.
 
     Attributes
     ----------
@@ -326,12 +318,10 @@ class BucketAverage:
         True if a parameter got gradients more than once in this backward pass.
     """
 
-    def __init__(
-        self, buckets: Sequence[Bucket], weight: float, finish: Callable[[torch.Tensor], None]
-    ) -> None:
+    def __init__(self, buckets: Sequence[Bucket], weight: float, accumulation: Accumulation | None) -> None:
         self._buckets = buckets
         self._weight = weight
-        self._finish = finish
+        self._accumulation = accumulation
         self._bucket_of = {each: n for n, bucket in enumerate(buckets) for each in bucket.parameters}
         self._awaited = [{each for each in bucket.parameters if each.requires_grad} for bucket in buckets]
         self._sent: list[Any] = []
@@ -368,7 +358,11 @@ class BucketAverage:
             bucket = self._buckets[len(self._sent)]
             with torch.no_grad():
                 for parameter in bucket.parameters:
-                    self._finish(parameter)
+                    if self._accumulation is not None:
+                        self._accumulation.finish(parameter)
+                    elif not self._weight:
+                        # A rank without samples runs an example only to take part: that must not count.
+                        parameter.grad = None
                 self._sent.append(dist.all_reduce(bucket.put(self._weight), async_op=True))
 
     def receive(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from torch.nn.parameter import is_lazy
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.packed_state import other_variables
 from hetctl.runtime.frameworks.pytorch import TorchNetwork
@@ -56,13 +55,11 @@ Shards = dict[str, torch.Tensor]
 class ShardedNetwork(TorchNetwork):
     """A module that is divided among ranks; a single rank holds it whole, and writes the same checkpoints."""
 
-    evaluates_examples = True
-
     _folder: Path | None = None
 
-    def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
+    def evaluating(self, batches: Iterable[tuple[Samples, int]]) -> Generator[Any, Any, dict[str, float]]:
         """Evaluate as `TorchNetwork` does, then release the gathered parameters."""
-        found = super().evaluate(batches)
+        found = yield from super().evaluating(batches)
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -150,10 +147,6 @@ class ShardedNetwork(TorchNetwork):
     def _joined(self) -> GradientShares:
         make_equal(self._model.buffers())
         return GradientShares(self._model, self._group.size)
-
-    def _weight_in_step(self, batches: Batches) -> float:
-        # With several ranks, `GradientShares` has weighted the gradients.
-        return batches.weight if self._group.size == 1 else 1.0
 
 
 def sharded_network(
