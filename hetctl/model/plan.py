@@ -57,6 +57,8 @@ class Allocation:
         False if the rate is an estimate: it was not measured, and not seen in training.
     alone : bool
         True if nobody else sits on its GPU until it has reported its rate and its busy share.
+    beside : tuple of str
+        Members that are to sit on its GPU when it starts.
     """
 
     member: str
@@ -68,16 +70,12 @@ class Allocation:
     pipeline: PipelineLayout | None = None
     rate_known: bool = True
     alone: bool = field(default=False, metadata=OMITTED)
+    beside: tuple[str, ...] = field(default=(), metadata=OMITTED)
 
     @property
     def own_gpus(self) -> int:
         """Number of GPUs that it holds alone: 0 if it shares one."""
         return 0 if any(part.seat for part in self.placement) else self.gpus
-
-    @property
-    def shared_rate(self) -> float | None:
-        """Rate in samples/s that is expected beside those who sit on its GPU now; None: none does."""
-        return None if self.own_gpus or self.alone else self.rate
 
 
 @dataclass(frozen=True)

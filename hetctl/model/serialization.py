@@ -93,7 +93,7 @@ def _tables(kind: Any) -> tuple[str, ...]:
 @functools.cache
 def _omitted(kind: Any) -> tuple[tuple[str, Any], ...]:
     return tuple(
-        (f.name, f.default) for f in dataclasses.fields(kind) if OMITTED.items() <= f.metadata.items()
+        (f.name, encode(f.default)) for f in dataclasses.fields(kind) if OMITTED.items() <= f.metadata.items()
     )
 
 

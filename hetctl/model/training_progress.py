@@ -74,8 +74,8 @@ class TimedRate:
         Time of the last timed step in seconds since the epoch.
     busy : float or None
         Share of these steps in which its device was busy; None: not known, or it has several.
-    planned : float or None
-        Rate in samples/s by the busy shares of those on its GPU; None: it was alone.
+    beside : tuple of str
+        Members that sat on its GPU from its start on.
     """
 
     rate: float
@@ -85,7 +85,7 @@ class TimedRate:
     error: float
     finished_at: float = 0.0
     busy: float | None = field(default=None, metadata=OMITTED)
-    planned: float | None = field(default=None, metadata=OMITTED)
+    beside: tuple[str, ...] = field(default=(), metadata=OMITTED)
 
 
 @dataclass(frozen=True)
@@ -387,13 +387,14 @@ class EpochHistory(Sequence[EpochResult]):
 
     @property
     def timed(self) -> tuple[TimedRate, ...]:
-        """Newest rate timed within an epoch, of each key of `rates`."""
+        """Newest rate timed within an epoch, of each key of `rates`, beside each set of members."""
         return self._timed
 
     def with_rate(self, timed: TimedRate) -> EpochHistory:
         """Return the same epochs with one more rate."""
         made = copy(self)
-        made._timed = (*(other for other in self._timed if _key_of(other) != _key_of(timed)), timed)
+        key = _key_of(timed), timed.beside
+        made._timed = (*(one for one in self._timed if (_key_of(one), one.beside) != key), timed)
         made._note_rate(timed)
         return made
 

@@ -10,6 +10,28 @@ from hetctl.model.values import dataclass
 
 
 @dataclass(frozen=True)
+class Slowed:
+    """Factor by which a member is slower beside others than the busy shares say.
+
+    Parameters
+    ----------
+    spread : float
+        Standard error of its logarithm.
+    """
+
+    factor: float = 1.0
+    spread: float = 0.0
+
+    @property
+    def at_least(self) -> float:
+        """The factor less its spread."""
+        return max(1.0, self.factor * math.exp(-self.spread))
+
+
+NOT_SLOWED = Slowed()
+
+
+@dataclass(frozen=True)
 class Workload:
     """A member as planners see it: its rates and the work it has left.
 
@@ -37,8 +59,11 @@ class Workload:
         Share of the time for which it keeps its device busy alone on one GPU; 1 if it shares with none.
     memory : float
         Share of a GPU's memory that it takes.
-    slowed : float
-        Factor by which it is slower beside others than the busy shares say, as it was seen.
+    shape : str
+        Digest of what its rates depend on.
+    slowed : mapping of str to Slowed
+        How much slower it is beside members of each shape than the busy shares say, as far as it was seen;
+        "": beside any other.
     fuses : str
         Shape of the members with which it may be one computation; empty: with none.
     fused : tuple of (int, float)
@@ -61,7 +86,8 @@ class Workload:
     spread: Mapping[int, float] = field(default_factory=dict)
     busy: float = 1.0
     memory: float = 0.0
-    slowed: float = 1.0
+    shape: str = ""
+    slowed: Mapping[str, Slowed] = field(default_factory=dict)
     fuses: str = ""
     fused: tuple[tuple[float, ...], ...] = ()
 
@@ -80,9 +106,14 @@ class Workload:
     @property
     def gpu_share(self) -> float:
         """Share of a GPU that it takes of all that others could have: of its time or its memory."""
-        if self.busy >= 1 or self.slowed >= 2:
+        slowed = self.slowed_beside("").factor
+        if self.busy >= 1 or slowed >= 2:
             return 1.0
-        return min(max(self.busy * self.slowed, self.memory), 1.0)
+        return min(max(self.busy * slowed, self.memory), 1.0)
+
+    def slowed_beside(self, shape: str) -> Slowed:
+        """Return how much slower it is beside a member of a shape than the busy shares say."""
+        return self.slowed.get(shape) or self.slowed.get("") or NOT_SLOWED
 
     def fused_gain(self, members: int) -> float:
         """Return how much faster members of its shape train fused than one after the other; 1 if unknown.

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from hetctl.model.site import Site
 from hetctl.model.values import dataclass
+from hetctl.model.workload import Slowed
 
 FULL = 1.25
 """Sum of busy shares from which on a GPU has no time left for another member.
@@ -62,19 +63,25 @@ NO_SHARING = GpuTerms()
 LEAST_GAIN = 1.05
 """Rate of fused members over that of members alone, below which they train alone."""
 DOUBT = 2
-"""Number of rates seen together that count as much as the busy shares do."""
+"""Number of shapes beside which a member was seen that count as much as the busy shares do."""
+NOISE, UNLIKE = 0.1, 0.3
+"""Standard deviations of logarithms: of rates seen beside others, and of slowdowns of pairs of shapes."""
 
 
-def slowed_by(planned_and_seen: Sequence[tuple[float, float]]) -> float:
-    """Return the factor by which members of a shape are slower beside others than the busy shares say.
+def slowed_by(logs: Sequence[float], prior: float = NOISE**2 / UNLIKE**2) -> Slowed:
+    """Return the slowdown that observations tell of, if logarithms have a normal distribution about 0.
 
     Parameters
     ----------
-    planned_and_seen : sequence of (float, float)
-        Their rates on shared GPUs by the busy shares, and as they were seen, in samples/s.
+    logs : sequence of float
+        Logarithms of the rates by the busy shares over those that were seen.
+    prior : float
+        Number of observations that count as much as the busy shares do.
     """
-    logs = [math.log(planned / seen) for planned, seen in planned_and_seen]
-    return max(1.0, math.exp(math.fsum(logs) / (len(logs) + DOUBT)))
+    weight = len(logs) + prior
+    mean = math.fsum(logs) / weight
+    variance = math.fsum((one - mean) ** 2 for one in logs) / weight
+    return Slowed(max(1.0, math.exp(mean)), math.sqrt(max(variance, NOISE**2) / weight))
 
 
 def slowdown(busy: Iterable[float]) -> float:

@@ -14,11 +14,11 @@ from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.profile import MemberProfile, compared_config, measured_members, shape_digest
 from hetctl.model.training_progress import EpochHistory, Progress, TimedRate
 from hetctl.model.training_settings import EVERY_EPOCH
-from hetctl.model.workload import Workload
+from hetctl.model.workload import Slowed, Workload
 from hetctl.perf.convergence import ConvergenceForecast
 from hetctl.perf.rate_extrapolation import gpus_left, learned, prior_shapes, rate_curve, usable_rates
 from hetctl.perf.rate_prediction import USUAL_LEVEL, Level, estimated_levels, known_rates
-from hetctl.perf.sharing import LEAST_GAIN, NO_SHARING, GpuTerms, slowed_by
+from hetctl.perf.sharing import DOUBT, LEAST_GAIN, NO_SHARING, GpuTerms, slowdown, slowed_by
 
 LEARNED = ("startup_s", "evaluate_s", "checkpoint_s")
 """Times of members that were not profiled, which their training shows."""
@@ -93,6 +93,9 @@ class Workloads:
         self._levels: Mapping[str, Level] = {}
         self._epoch = USUAL_EPOCH
         self._scripts_s: dict[str, float] = {}
+        self._seen_together = set[tuple[str, ...]]()
+        self._together: dict[tuple[str, str], list[float]] = defaultdict(list)
+        """Logarithms of slowdowns by pairs of shapes."""
 
     def replace_config(self, trial: Member, profile: MemberProfile) -> None:
         """Give a trial of a search its config and profile in place of the planned ones.
@@ -186,6 +189,7 @@ class Workloads:
             outdated.update(name for name in self._whole if self._reports_nothing(name))
         if news and self._learn():
             outdated.update(name for name in self._whole if self._is_estimate(name))
+        outdated.update(self._see_together(changed))
         for name in outdated:
             self._whole.pop(name, None)
         if outdated:
@@ -407,8 +411,31 @@ class Workloads:
             memory=self._terms.memory_of(
                 known.peak_memory_bytes or self._progress[member.name].peak_memory_bytes
             ),
-            slowed=slowed_by([(t.planned, t.rate) for t in self._timed(member.name) if t.planned]),
+            shape=self._digests[member.name],
+            slowed=self._slowed(self._digests[member.name]),
         )
+
+    def _see_together(self, names: Iterable[str]) -> Iterator[str]:
+        """Note how much slower members are beside others; yield those for whom that counts."""
+        for name in names if self._terms.most > 1 else ():
+            for timed in EpochHistory.of(self._progress[name].epochs).timed:
+                group = (name, *(mate for mate in timed.beside if mate in self._progress))
+                rates = {one: self._rates_of(one).get(1, 0.0) for one in group}
+                if group in self._seen_together or len(group) == 1 or not all(rates.values()):
+                    continue
+                self._seen_together.add(group)
+                expected = rates[name] / slowdown(self._busy_of(*one) for one in rates.items())
+                for mate in group[1:]:
+                    first, last = sorted((self._digests[name], self._digests[mate]))
+                    self._together[first, last].append(math.log(expected / timed.rate))
+                yield from (mate for one in group for mate in self._alike[one] if mate in self._progress)
+
+    def _slowed(self, shape: str) -> dict[str, Slowed]:
+        """Return how much slower members of a shape are beside others than the busy shares say."""
+        found = {
+            pair[pair[0] == shape]: slowed_by(seen) for pair, seen in self._together.items() if shape in pair
+        }
+        return found and {"": slowed_by([math.log(one.factor) for one in found.values()], DOUBT), **found}
 
     def _busy_of(self, name: str, rate: float) -> float:
         """Return the busy share of a member, as measured or as seen of it or of members of its shape."""

@@ -189,11 +189,17 @@ def test_busy_shares_count_where_members_may_share_and_are_those_of_a_profile_or
     found = {one.name: one for one in active_workloads(whole, profiles, known, 4, terms=terms)}
     assert [found[name].busy for name in "abc"] == pytest.approx([0.3, 0.3, 0.7])
     assert [found[name].memory for name in "abc"] == pytest.approx([0.25, 0.25, 500 / 700])
-    beside = TimedRate(5.0, 0, 32, None, 0.0, planned=10.0)
+    # Beside one another they are half as fast as busy shares of 0.3 and 0.7 say.
+    beside = TimedRate(5.0, 0, 32, None, 0.0, beside=("c",))
     known["a"] = Progress("a", EpochHistory().with_rate(seen).with_rate(beside))
     found = {one.name: one for one in active_workloads(whole, profiles, known, 4, terms=terms)}
-    assert [found[name].slowed for name in "abc"] == pytest.approx([2 ** (1 / 3), 2 ** (1 / 3), 1.0])
-    assert found["a"].rates[1] == 10.0
+    a, b, c = (found[name] for name in "abc")
+    assert (a.shape, a.rates[1]) == (b.shape, 10.0)
+    for one, mate in ((a, c), (b, c), (c, a), (c, b)):
+        seen_once = one.slowed_beside(mate.shape)
+        assert (seen_once.factor, seen_once.spread) == pytest.approx((2**0.9, 0.095), rel=0.01)
+    # Of another shape that tells little, until it is seen beside several.
+    assert a.slowed_beside(a.shape).factor == pytest.approx(2 ** (0.9 / 3))
     # Out of memory beside others: it shares no more, and neither do members of its shape.
     known["a"] = replace(known["a"], unfit=(("", 0),))
     found = {one.name: one for one in active_workloads(whole, profiles, known, 4, terms=terms)}

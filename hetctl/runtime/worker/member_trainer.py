@@ -205,8 +205,8 @@ class MemberTrainer(ABC):
         True if other members may train on its GPU.
     alone : bool
         True if none does until its rate is reported.
-    shared_rate : float or None
-        Rate in samples/s that is expected beside those who sit there now; None: none does.
+    beside : tuple of str
+        Members that sit there when it starts.
     busy : callable
         Function that returns the share of the time since its last call in which its device was busy.
     """
@@ -231,7 +231,7 @@ class MemberTrainer(ABC):
     saver: Saver | None = None
     shares_gpu: bool = False
     alone: bool = False
-    shared_rate: float | None = None
+    beside: tuple[str, ...] = ()
     busy: Busy = lambda: None
     state: TrainingState = field(default_factory=TrainingState)
 
@@ -380,10 +380,10 @@ class MemberTrainer(ABC):
         gpus = self.gpus if self.alone else self.own_gpus
         busy = self.busy() if self.gpus == 1 else None
         place = self.member.batch_size, self.gpu_type
-        timed = TimedRate(rate, gpus, *place, error, time.time(), busy, self.shared_rate)
+        timed = TimedRate(rate, gpus, *place, error, time.time(), busy, self.beside)
         self.events.write("rate", **encode(timed))
         # From now on others may come and go.
-        self.alone, self.shared_rate = False, None
+        self.alone, self.beside = False, ()
         self._report_preparation()
 
     def _report_preparation(self) -> None:

@@ -302,7 +302,7 @@ def trainer_fields(
         "gpus": allocation.gpus,
         "shares_gpu": not allocation.own_gpus,
         "alone": allocation.alone,
-        "shared_rate": allocation.shared_rate,
+        "beside": allocation.beside,
         "busy": busy_share(context.binding.device),
         # An estimate must not keep an epoch from beginning.
         "expected_epoch_s": training.samples / allocation.rate if allocation.rate_known else 0.0,

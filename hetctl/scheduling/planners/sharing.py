@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import Node
 from hetctl.model.values import dataclass
-from hetctl.model.workload import Workload
+from hetctl.model.workload import NOT_SLOWED, Slowed, Workload
 from hetctl.perf.sharing import FULL, slowdown
 from hetctl.scheduling.planners.base import Decision, Request, RunningMember
 from hetctl.scheduling.planners.placement import NodeCapacity, place_members
@@ -91,11 +91,24 @@ class SharedGpu:
         if len(self.sitters) >= limit or used > 1 + 1e-9:
             return False
         slower = self.slowdown_with(sitter)
-        # One after the other, their relative speeds add up to 1.
-        if sum(1 / (slower * other.workload.slowed) for other in all_of_them) <= 1:
-            return False
         least = min(other.slack for other in all_of_them)
-        return slower <= BARELY or (least > 1 if is_own else self.busy < FULL and slower <= least)
+        if slower > BARELY and not (least > 1 if is_own else self.busy < FULL and slower <= least):
+            return False
+        # One after the other, their relative speeds add up to 1.
+        return sum(1 / slowed.at_least for slowed in slowdowns(all_of_them)) > slower
+
+
+def slowdowns(sitters: Sequence[Sitter]) -> list[Slowed]:
+    """Return how much slower each is than the busy shares say: as beside the one that slows it down most."""
+    workloads = [sitter.workload for sitter in sitters]
+    return [
+        max(
+            (one.slowed_beside(other.shape) for other in workloads if one.slowed and other is not one),
+            key=attrgetter("at_least"),
+            default=NOT_SLOWED,
+        )
+        for one in workloads
+    ]
 
 
 class SharedCapacity:
@@ -326,13 +339,14 @@ def _seated(one: SharedGpu, place: Placement, seats: Mapping[str, Placement]) ->
     slower = one.slowdown_with()
     return [
         Allocation(
-            sitter.workload.name,
+            (name := sitter.workload.name),
             1,
             DATA_PARALLEL,
-            sitter.workload.rates[1] / slower,
+            sitter.workload.rates[1] / (slower * slowed.factor),
             (replace(place, seat=next(free)),),
             alone=sitter.workload.busy >= 1,
+            beside=tuple(other for other in one.names if other != name),
         )
-        for sitter in one.sitters
+        for sitter, slowed in zip(one.sitters, slowdowns(one.sitters), strict=True)
         if sitter.workload.name not in stays
     ]

@@ -8,12 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
-from hetctl.model.workload import Workload
+from hetctl.model.training_progress import EpochHistory, Progress, TimedRate
+from hetctl.model.workload import Slowed, Workload
 from hetctl.perf.bounds import fluid_bound
-from hetctl.scheduling.planners.base import Decision, Options, Request, RunningMember
+from hetctl.perf.sharing import GpuTerms
+from hetctl.perf.workloads import Workloads
+from hetctl.scheduling.planners.base import Decision, Options, Request, RunningMember, allocations_after
 from hetctl.scheduling.planners.fluid import FLUID
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
@@ -76,10 +80,39 @@ def test_one_that_can_wait_may_be_slowed_down_and_one_that_cannot_is_not() -> No
 
 
 def test_those_who_were_slower_together_than_one_after_the_other_sit_alone() -> None:
-    for slowed, together in ((1.9, 2), (2.1, 1)):
-        a, b = (replace(member(name, 10, 0.3), slowed=slowed) for name in "ab")
+    for slowed, together in ((Slowed(1.9), 2), (Slowed(2.1), 1), (Slowed(2.1, 0.2), 2)):
+        a, b = (
+            replace(member(name, 10, 0.3), shape=name, slowed={"a": slowed, "b": slowed}) for name in "ab"
+        )
         # A third one leaves them time to wait.
-        assert len(FLUID.decide(ask(a, b, member("c", 30, 1.0), gpus=2)).start) == 1 + together
+        starts = FLUID.decide(ask(a, b, member("c", 30, 1.0), gpus=2)).start
+        assert len(starts) == 1 + together
+        assert all(one.rate == pytest.approx(10 / slowed.factor) for one in starts if one.beside)
+        # Beside one of another shape each is as fast as ever.
+        assert len(FLUID.decide(ask(a, replace(b, shape="d"), member("c", 30, 1.0), gpus=2)).start) == 3
+
+
+def test_members_that_turn_out_slower_together_are_taken_apart_as_soon_as_that_is_seen() -> None:
+    configs = [Member(name, {"units": number}, max_gpus=1) for number, name in enumerate("abcd")]
+    known = Workloads(
+        Ensemble("e", "pytorch", Functions("m:i", "m:m"), tuple(configs), "/nowhere"),
+        {},
+        2,
+        terms=GpuTerms(2),
+    )
+    alone = {m.name: TimedRate(10.0, 1, m.batch_size, None, 0.0, busy=0.4) for m in configs}
+    history = {name: EpochHistory().with_rate(rate) for name, rate in alone.items()}
+    known.update({name: Progress(name, done) for name, done in history.items()})
+    starts = FLUID.decide(replace(ask(*known.left.values(), gpus=2), options=Options(max_per_gpu=2))).start
+    seen = next(one for one in starts if one.beside)
+    assert (len(starts), seen.rate) == (4, pytest.approx(10))
+    slow = replace(alone[seen.member], rate=10 / 3, gpus=0, beside=seen.beside)
+    known.update({seen.member: Progress(seen.member, history[seen.member].with_rate(slow))})
+    held = held_after(Decision(starts), *known.left.values())
+    after = allocations_after(request := ask(gpus=2, held=held, max_per_gpu=2), FLUID.decide(request))
+    gpus = {name: one.placement[0].gpus for name, one in after.items()}
+    assert len(gpus) == 4
+    assert gpus[seen.member] != gpus[seen.beside[0]]
 
 
 def test_memory_admits_no_more_than_there_is_and_a_large_member_sits_alone() -> None:

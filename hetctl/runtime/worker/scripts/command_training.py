@@ -243,7 +243,7 @@ class EpochReports:
             timed = TimedRate(
                 *(1 / times.mean_s, gpus, self.member.batch_size),
                 *(self.spec.gpu_type, times.error, time.time()),
-                *(busy, allocation.shared_rate),
+                *(busy, allocation.beside),
             )
             self.events.write("rate", **encode(timed))
             self._timed = None

@@ -93,9 +93,11 @@ def test_a_metric_within_an_epoch_is_an_event_if_the_search_prunes_by_it(task):
 @pytest.mark.parametrize("seat", [0, 2])
 def test_a_command_says_its_rate_within_the_first_epoch_once(task, seat):
     seconds = itertools.count()
-    place, rate = (Placement("localhost", (0,), seat),), 80.0
+    place = (Placement("localhost", (0,), seat),)
     reports = EpochReports(
-        replace(task.training, allocation=replace(task.training.allocation, placement=place, rate=rate)),
+        replace(
+            task.training, allocation=replace(task.training.allocation, placement=place, beside=("b",) * seat)
+        ),
         EventWriter(task.events, task.name, 0),
         {},
         clock=lambda: float(next(seconds)),
@@ -107,8 +109,8 @@ def test_a_command_says_its_rate_within_the_first_epoch_once(task, seat):
     assert (timed["rate"], timed["gpus"], timed["batch_size"]) == (
         *(pytest.approx(100.0), 0 if seat else 1, MEMBER.batch_size),
     )
-    # Beside others it tells what was expected there, from which their slowdown is learned.
-    assert (timed["busy"], timed.get("planned")) == (0.4, rate if seat else None)
+    # Beside others it tells who they were, from which their slowdown is learned.
+    assert (timed["busy"], timed.get("beside")) == (0.4, ["b"] * seat or None)
     told(reports, epoch=1, samples=2100, val_loss=0.5)
     (epoch,) = events_of(task, "epoch")
     assert epoch["samples"] == 2100
