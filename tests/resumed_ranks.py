@@ -13,6 +13,7 @@ import ranks
 from tiny_networks import ENSEMBLES
 
 from hetctl.model.ensemble import Ensemble
+from hetctl.model.plan import Allocation
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
@@ -61,8 +62,8 @@ def train_part(number, folder, framework, functions, member, gpus, batches, kill
         rank = context.build(ensemble, rank_info, Sharing(), InputShare(), stack)
         trainer = Trainer(
             member, rank.network, rank.training, rank.validation, CheckpointFolder(folder / "checkpoints"),
-            rank.group, EventList(), StepLimit(batches), gpus, 1.0, time.time(),
-            note=note,
+            rank.group, EventList(), StepLimit(batches),
+            Allocation("m", gpus, "data-parallel", 640.0, ()), time.time(), note=note,
         )  # fmt: skip
         trainer.run()
         metrics = [epoch.metrics for epoch in trainer.state.epochs]

@@ -16,10 +16,11 @@ from resumed_ranks import TO_THE_END, EventList, StepLimit
 from tiny_networks import ENSEMBLES
 
 from hetctl.model.ensemble import Ensemble, Functions
+from hetctl.model.plan import Allocation
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.runtime.worker.training import ShardedTrainer, Trainer
+from hetctl.runtime.worker.training import Trainer
 
 MODULE = "sharded_torch"
 FULL = 20_000
@@ -55,10 +56,11 @@ def train_rank(number, folder, member, gpus, train_fn, stop, kill, full):
             if len(done) == full:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (FULL, resource.RLIM_INFINITY))
 
-        (ShardedTrainer if member.shard else Trainer)(
+        Trainer(
             member=member, network=rank.network, training=rank.training, validation=rank.validation,
             checkpoints=CheckpointFolder(folder / "checkpoints"), group=rank.group, events=events,
-            stop=StepLimit(stop), gpus=gpus, expected_epoch_s=1.0, launched_at=time.time(), note=note,
+            stop=StepLimit(stop), allocation=Allocation("m", gpus, "data-parallel", 640.0, ()),
+            launched_at=time.time(), note=note,
         ).run()  # fmt: skip
         model, optimizer = rank.network._model, rank.network._optimizer
         states = [v for state in optimizer.state.values() for v in state.values() if v.dim()]

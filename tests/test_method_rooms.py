@@ -57,9 +57,12 @@ ENTRIES = {
         "runtime/driver/driver.py": "a run may have a search: its type alone",
         "runtime/driver/run_members.py": "a run may have a search: its type alone",
     },
-    "balance": {},
+    "balance": {
+        "runtime/worker/training.py": "a group may be balanced: its type alone",
+    },
     "hopper": {
         "app/plan/multi_mode_plan.py": COMPARED,
+        "runtime/worker/context.py": "a rank keeps what visits need: its type alone",
         "runtime/worker/worker.py": TASKS,
     },
     "pipeline": {

@@ -42,7 +42,6 @@ from hetctl.runtime.worker.group import Group, RankInfo
 from hetctl.runtime.worker.messages import (
     VISIT,
     Assignment,
-    StopMessage,
     TaskMessage,
     TrainingSpec,
 )
@@ -192,7 +191,7 @@ class VisitedRank:
 
     def stop(self):
         """Tell the visit at work to stop."""
-        self._connection.send({"stop": encode(StopMessage(self._key, "test"))})
+        self._connection.send({"stop": self._key, "reason": "test"})
 
     def finish(self):
         """Wait for the end of a visit; return its report, None if it was stopped."""

@@ -30,8 +30,7 @@ from hetctl.model.pipelines import PipelineLayout, Stage
 from hetctl.model.profile import MeasuredLayer
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.stages.stage_worker import EpochPart, StageWorker
-from hetctl.runtime.worker.hardware import peak_of_process, reset_peak_memory
-from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
+from hetctl.runtime.worker.hardware import MemoryGauge, peak_of_process, reset_peak_memory
 from hetctl.runtime.worker.measuring.measure_layers import measured_layers
 from hetctl.runtime.worker.user_functions import UserFunctions
 

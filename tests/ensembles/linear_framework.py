@@ -16,7 +16,7 @@ from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks import GLOO, Framework, TrainableNetwork
 from hetctl.runtime.frameworks.stage_network import Chain, SavedNetwork
 from hetctl.runtime.worker.group import Group
-from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
+from hetctl.runtime.worker.hardware import MemoryGauge
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 Array = npt.NDArray[Any]

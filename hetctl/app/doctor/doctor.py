@@ -30,7 +30,7 @@ from hetctl.model.site import Site
 from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.model.values import dataclass
 from hetctl.runtime.driver.broadcast import archive_of
-from hetctl.runtime.worker.measuring.all_reduce import AllReduce
+from hetctl.storage.probe_files import AllReduce
 
 MOUNTS = Path("/proc/self/mountinfo")
 # find_spec imports nothing, which for TensorFlow would take seconds.

@@ -28,17 +28,20 @@ from hetctl.runtime.agent.binding import MIG
 from hetctl.runtime.agent.gpus import cpu_list, parse_cpu_list
 from hetctl.runtime.driver.probe import LEADERS_LOG, all_reduce_task, log_file
 from hetctl.runtime.frameworks import NCCL
-from hetctl.runtime.worker.measuring.all_reduce import GB, AllReduce, RankTime, speed_of
 from hetctl.storage.atomic_io import make_private_folder, read_json, write_json
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.probe_files import (
     END_FILE,
+    GB,
     ORDER_FILE,
     REPAIR,
+    AllReduce,
     ProbeEnd,
     ProbeOrder,
     RankReport,
+    RankTime,
     StartCost,
+    speed_of,
 )
 
 T = TypeVar("T")

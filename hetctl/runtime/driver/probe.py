@@ -23,7 +23,6 @@ from hetctl.model.site import NODES, Node, Site
 from hetctl.runtime.driver.launched_steps import StepPool, nodes_of_this_job
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.frameworks import framework_of_groups
-from hetctl.runtime.worker.measuring.all_reduce import all_gpus, groups_on
 from hetctl.runtime.worker.messages import ALL_REDUCE, PROBE, TaskMessage
 from hetctl.storage.atomic_io import make_private_folder, write_json
 from hetctl.storage.paths import AgentFiles
@@ -39,6 +38,20 @@ POLL_S = 0.2
 def log_file(folder: Path, launch: str) -> Path:
     """Return the log file of agents and launcher for a site's way to launch."""
     return AgentFiles.within(folder).log if launch == NODES else folder / "logs" / f"{NAME}.log"
+
+
+def groups_on(nodes: Sequence[Node]) -> Iterator[tuple[str, tuple[Placement, ...]]]:
+    """Yield, with names, a group for each node with several GPUs, and one of all GPUs of several nodes."""
+    for node in nodes:
+        if len(node.gpus) > 1:
+            yield f"{ALL_REDUCE}-{node.name}", all_gpus([node])
+    if len(nodes) > 1:
+        yield ALL_REDUCE, all_gpus(nodes)
+
+
+def all_gpus(nodes: Sequence[Node]) -> tuple[Placement, ...]:
+    """Return all GPUs of some nodes."""
+    return tuple(Placement(node.name, node.gpus) for node in nodes)
 
 
 def all_reduce_task(folder: Path, group: str) -> TaskMessage:

@@ -19,13 +19,13 @@ from hetctl.cluster.launchers.agents import NodeGpu
 from hetctl.model.ensemble import TrainingCode
 from hetctl.model.events import EXIT_CODES, LOST_PEER, ExitReason
 from hetctl.model.plan import Placement
-from hetctl.model.serialization import decode, encode
+from hetctl.model.serialization import decode
 from hetctl.model.training_progress import LiveMetrics
 from hetctl.model.values import dataclass
 from hetctl.runtime.agent.messages import Overuse
 from hetctl.runtime.job_logs import append, end_of
 from hetctl.runtime.transport import Address
-from hetctl.runtime.worker.messages import StopMessage, TaskMessage
+from hetctl.runtime.worker.messages import TaskMessage
 
 GIBIBYTE = 2**30
 MISPLACED = "placement could not be kept"
@@ -226,11 +226,6 @@ class RankGroup:
         """Begin to end the group; ranks without an assignment count as done."""
         self.ending = self.ending or time.monotonic()
         self.done |= set(range(len(self.slots))) - self.assigned
-
-    @property
-    def stop_message(self) -> dict[str, Any]:
-        """Stop message for its ranks."""
-        return {"stop": encode(StopMessage(self.key, self.stop or ""))}
 
     def complete(self) -> bool:
         """Read the ranks' output from the log; if they wrote none, append the launchers' output to it.

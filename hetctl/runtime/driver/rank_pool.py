@@ -214,7 +214,7 @@ class RankPool:
             running.stop = reason
             for rank in running.assigned:
                 slot = running.slots[rank]
-                self.agents.send(slot.step, slot.gpu, TO, running.stop_message)
+                self.agents.send(slot.step, slot.gpu, TO, {"stop": running.key, "reason": running.stop})
 
     def live_metrics(self) -> dict[str, LiveMetrics]:
         """Return the last metrics of groups that have sent any, by task name."""
@@ -389,7 +389,7 @@ class RankPool:
             assignment = encode(Assignment(running.task, rank_info, running.started_at, bool(running.steps)))
             self.agents.send(slot.step, slot.gpu, TO, {"task": assignment})
             if running.stop is not None:
-                self.agents.send(slot.step, slot.gpu, TO, running.stop_message)
+                self.agents.send(slot.step, slot.gpu, TO, {"stop": running.key, "reason": running.stop})
 
     def _watch(self, running: RankGroup) -> None:
         """Kill a group that hangs, and the rest of a failed one: they can write no checkpoint.

@@ -24,18 +24,21 @@ from hetctl.runtime.data.batches import Arrays, Batches, TrainingData
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.stage_network import Chain, SavedNetwork, StatefulNetwork, TensorMemory
 from hetctl.runtime.worker.group import CollectiveBackend, Group
-from hetctl.runtime.worker.predictions import Batch, Predictions, joined, lone_array
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.user_functions import (
+    Batch,
+    Predictions,
     TrainingContext,
     UserFunctions,
+    joined,
+    lone_array,
     takes_context,
     training_loss,
     whole_metrics,
 )
 
 if TYPE_CHECKING:
-    from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
+    from hetctl.runtime.worker.hardware import MemoryGauge
 
 NCCL, GLOO = "nccl", "gloo"
 """Libraries that exchange gradients: NCCL between GPUs directly, Gloo through the nodes' memory."""

@@ -33,7 +33,7 @@ from hetctl.runtime.frameworks.stage_network import Tensor
 from hetctl.runtime.horovod_rendezvous import horovod_rendezvous
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import Group, ProcessGroup
-from hetctl.runtime.worker.measuring.layer_memory import GpuMemory, MemoryGauge
+from hetctl.runtime.worker.hardware import GpuMemory, MemoryGauge
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 HOST = "localhost"

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from hetctl.runtime.frameworks.stage_network import ComputeTime, PassedTensor, Tensor, TensorMemory
 from hetctl.runtime.frameworks.torch_batches import empty_array, sent_array
-from hetctl.runtime.worker.measuring.layer_memory import GpuMemory, MemoryGauge
+from hetctl.runtime.worker.hardware import GpuMemory, MemoryGauge
 
 Arguments = tuple[Any, ...]
 """Arguments of PyTorch's `rebuild_cuda_tensor`: kind, size, stride and offset of the tensor; kind of storage,

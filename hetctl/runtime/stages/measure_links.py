@@ -17,7 +17,7 @@ from hetctl.runtime.frameworks.stage_network import PassedTensor, Tensor, Tensor
 from hetctl.runtime.stages.p2p_transport import P2PTransport, receive
 from hetctl.runtime.worker.context import DATA_SEED, WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend, all_gather
-from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
+from hetctl.runtime.worker.hardware import MemoryGauge
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.storage.profile_request import read_measurements
 

@@ -21,6 +21,7 @@ from hetctl.runtime.data.input_pipeline import refuse_own_batches
 from hetctl.runtime.data.loaders import Batch, Loader
 from hetctl.runtime.data.named_arrays import refuse_named
 from hetctl.runtime.data.sampler import Order
+from hetctl.runtime.frameworks import finished
 from hetctl.runtime.frameworks.stage_network import LAYER, Tensor
 from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.stages.p2p_transport import P2PTransport, TensorMessage, receive
@@ -41,8 +42,8 @@ from hetctl.runtime.worker.messages import Assignment, TrainingSpec
 from hetctl.runtime.worker.step_clock import EpochClock
 from hetctl.runtime.worker.tensorboard import stage_figures
 from hetctl.runtime.worker.training import (
+    reporting,
     restart_time,
-    run_reporting,
     sample_sharing,
     trainer_fields,
 )
@@ -357,7 +358,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
             saver=saver,
             worker_names=spec.worker_names,
         )
-        run_reporting(trainer, context, trainer.figures_of)
+        finished(reporting(trainer, context, trainer.figures_of))
     # After the barrier every rank has sent its last wave to this rank's server.
     group.barrier_and_close()
     server.close()

@@ -1,13 +1,13 @@
-"""Writers of checkpoints: a thread for whole networks beside training, or all ranks for their parts."""
+"""Writers of checkpoints: threads beside training, or all ranks for their parts."""
 
 from __future__ import annotations
 
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,16 @@ from hetctl.runtime.worker.checkpoint import (
 )
 from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.storage.atomic_io import make_private_folder, sync_folder
+from hetctl.storage.event_files import EventWriter
 
 OnSaved = Callable[[Manifest, float], None]
 """Function called with a checkpoint on the disk, and the seconds that writing it took."""
 
 
+MAX_UNSAVED_STATES = 3
+"""Most states that may wait: they occupy the node's memory until they are written."""
+POLL_S = 0.1
+"""Seconds between two heartbeats of a rank that waits for the writing of a state."""
 CHECKED = "shards/{}"
 """Name of a rank's files; the rank with this number checks them when they are read."""
 
@@ -170,18 +175,89 @@ class ShardSaver(Saver):
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        shards = self._gathered(folder)
-        if self._group.rank != 0:
+        rank = self._group.rank
+        own = [*folder.glob(f"__{rank}_*"), *(folder.glob(".metadata") if rank == 0 else ())]
+        # Each rank computes the checksums of its own files.
+        files = [encode(file_in(folder, path, (CHECKED.format(rank),))) for path in sorted(own)]
+        of_ranks = all_gather(self._group, files)
+        if rank != 0:
             return None
         final = self._folder.free_shards(state)
         sync_folder(folder)
         folder.rename(final)
+        shards = [decode(ArrayFile, file) for each in of_ranks for file in each]
         named = [replace(shard, file=f"{final.name}/{shard.file}") for shard in shards]
         return self._folder.save(arrays, state, shards=named)
 
-    def _gathered(self, folder: Path) -> list[ArrayFile]:
-        """Return the files of all ranks; each rank computes the checksums of its own."""
-        rank = self._group.rank
-        own = [*folder.glob(f"__{rank}_*"), *(folder.glob(".metadata") if rank == 0 else ())]
-        files = [encode(file_in(folder, path, (CHECKED.format(rank),))) for path in sorted(own)]
-        return [decode(ArrayFile, file) for each in all_gather(self._group, files) for file in each]
+
+class StateSaver:
+    """Thread that writes states one after another, after their members have hopped on.
+
+    Parameters
+    ----------
+    on_failure : callable
+        Function called in the thread after a state could not be written.
+
+    Attributes
+    ----------
+    failure : tuple of Exception and EventWriter, or None
+        The first failure, with the events of its member: the rank may have no task when it fails.
+    """
+
+    def __init__(self, on_failure: Callable[[], None] = lambda: None) -> None:
+        self.failure: tuple[Exception, EventWriter] | None = None
+        self._on_failure = on_failure
+        self._pool = ThreadPoolExecutor(1, "states")
+        self._waiting: deque[Future[None]] = deque()
+
+    @property
+    def is_busy(self) -> bool:
+        """True if a state is still to be written."""
+        return any(not future.done() for future in self._waiting)
+
+    def save(self, write: Callable[[], None], events: EventWriter, heartbeat: Callable[[], None]) -> None:
+        """Have a state written after the earlier ones; block while too many wait.
+
+        Parameters
+        ----------
+        write : callable
+            Function that writes the state, called in the thread.
+        events : EventWriter
+            Events of the member.
+        heartbeat : callable
+            Function called repeatedly while it blocks.
+
+        Raises
+        ------
+        Exception
+            The error of an earlier state that could not be written.
+        """
+        self.check()
+        self._waiting.append(self._pool.submit(self._write, write, events))
+        while len(self._waiting) > MAX_UNSAVED_STATES:
+            if wait([self._waiting[0]], POLL_S).done:
+                self._waiting.popleft()
+            heartbeat()
+
+    def check(self) -> None:
+        """Raise the error of a state that could not be written; do not wait for one."""
+        if self.failure is not None:
+            raise self.failure[0]
+
+    def finish(self) -> tuple[Exception, EventWriter] | None:
+        """Wait until all states are written, or have failed; return the first failure."""
+        wait(self._waiting)
+        return self.failure
+
+    def close(self) -> None:
+        """Wait as `finish` does, and end the thread."""
+        self._pool.shutdown()
+
+    def _write(self, write: Callable[[], None], events: EventWriter) -> None:
+        if self.failure is not None:
+            return
+        try:
+            write()
+        except Exception as error:
+            self.failure = error, events
+            self._on_failure()

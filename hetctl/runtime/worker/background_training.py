@@ -92,7 +92,10 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    _yield_to_all()
+    # Idle priority; the modules of numpy are not loaded yet.
+    os.nice(19)
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     # A parent that was killed may have sent only a part.
     with suppress(EOFError, pickle.UnpicklingError):
         while True:
@@ -101,13 +104,6 @@ def main() -> None:
             found = training.fitted()
             pickle.dump((found, time.process_time() - began_s), sys.stdout.buffer)
             sys.stdout.buffer.flush()
-
-
-def _yield_to_all() -> None:
-    """Run at idle priority (SCHED_IDLE); the modules of numpy are not loaded yet."""
-    os.nice(19)
-    with suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,6 @@ from typing import Any
 from hetctl.methods.balance.manager import BatchSizeManager, DriftDetector, Observation
 from hetctl.methods.balance.managers import dump_state, load_state, make_manager, same_structure
 from hetctl.methods.balance.observation_log import LoggedIteration, ManagerStart, json_line, logged
-from hetctl.methods.balance.predictors.learner import Learner
-from hetctl.methods.balance.step_time import Values
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import RankShare
 from hetctl.model.training_settings import ON, BalanceSettings
@@ -87,7 +85,10 @@ class Balancer:
 
     def before_step(self, decision: int, left: int) -> int:  # noqa: ARG002
         """Exchange times and sizes, and start the step's timer; return rank 0's decision."""
-        decision, sizes = self._group.broadcast(self._answer(decision, self._reports()))
+        taken = self._timer.taken()
+        cpu, memory = self._load.sample() if taken else (0.0, 0.0)
+        reports = [(step, seconds, cpu, memory) for step, seconds in taken]
+        decision, sizes = self._group.broadcast(self._answer(decision, reports))
         if decision:
             return int(decision)
         self.sizes = tuple(sizes)
@@ -98,13 +99,6 @@ class Balancer:
     def _answer(self, decision: int, reports: Sequence[StepReport]) -> Any:  # noqa: ARG002
         """Send the times to rank 0; return its decision and the sizes of the next step."""
         self._group.report(reports)
-
-    def _reports(self) -> list[StepReport]:
-        taken = self._timer.taken()
-        if not taken:
-            return []
-        cpu, memory = self._load.sample()
-        return [(step, seconds, cpu, memory) for step, seconds in taken]
 
 
 def make_balancer(
@@ -229,10 +223,19 @@ class LeadingBalancer(Balancer):
             if sizes == self._manager.batches or self._start.settings.manager in TAKES_LATE:
                 self._update(self._manager, observations)
         elif self._drift.observe([seen.seconds for seen in observations]):
-            self._begin(_drift_reason(self._ranks))
+            slow = max(self._ranks, key=lambda rank: rank.step_s)
+            fast = min(self._ranks, key=lambda rank: rank.step_s)
+            slowness = f"{slow.worker} takes {slow.step_s:.3g} s for its {slow.batch} samples"
+            self._begin(f"{slowness}, {fast.worker} {fast.step_s:.3g} s")
 
     def _update(self, manager: BatchSizeManager, observations: Sequence[Observation]) -> None:
-        adopted = None if manager.learner is None else self._learn(manager.learner)
+        adopted, learner = None, manager.learner
+        if learner is not None:
+            adopted = self._background.result()
+            if adopted is not None:
+                learner.adopt(adopted)
+            elif learner.training is not None:
+                self._background.offer(learner.training)
         new = manager.update(observations)
         self._log.add(logged(time.time(), self._iterations, observations, new, adopted))
         self._iterations += 1
@@ -244,15 +247,6 @@ class LeadingBalancer(Balancer):
         for worker, message in manager.warnings[self._warned :]:
             self._events.write("straggler", rank=encode(self._ranks[worker]), message=message)
         self._warned = len(manager.warnings)
-
-    def _learn(self, learner: Learner) -> Values | None:
-        """Return the background's result, which the learner adopts; without one, offer it a training."""
-        found = self._background.result()
-        if found is not None:
-            learner.adopt(found)
-        elif learner.training is not None:
-            self._background.offer(learner.training)
-        return found
 
     def _begin(self, reason: str) -> None:
         start = self._start
@@ -267,15 +261,6 @@ class LeadingBalancer(Balancer):
             # Not with the first training: here mostly no step has begun that it could delay.
             self._background.start()
         self._log.add(replace(self._start, batches=manager.batches, continued=self._iterations))
-
-
-def _drift_reason(ranks: Sequence[RankShare]) -> str:
-    slow = max(ranks, key=lambda rank: rank.step_s)
-    fast = min(ranks, key=lambda rank: rank.step_s)
-    return (
-        f"{slow.worker} takes {slow.step_s:.3g} s for its {slow.batch} samples, {fast.worker}"
-        f" {fast.step_s:.3g} s"
-    )
 
 
 LINES_EVERY_S = 1.0

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from functools import wraps
@@ -160,13 +160,13 @@ class Manifest:
     @property
     def files(self) -> tuple[ArrayFile, ...]:
         """All files without the manifest."""
-        return (*self.arrays, *self.shards)
+        own = self.bytes - sum(shard.bytes for shard in self.shards)
+        return (*(self.parts or (ArrayFile(self.file, own, self.sha256),)), *self.shards)
 
     @property
-    def arrays(self) -> tuple[ArrayFile, ...]:
-        """Files of the arrays."""
-        own = self.bytes - sum(shard.bytes for shard in self.shards)
-        return self.parts or (ArrayFile(self.file, own, self.sha256),)
+    def names(self) -> set[str]:
+        """Names of the files, and of the folder of shards."""
+        return {Path(file.file).parts[0] for file in self.files}
 
 
 @dataclass(frozen=True)
@@ -319,7 +319,7 @@ class CheckpointFolder:
     @_with_patience
     def look_for_best(self, state: TrainingState) -> None:
         """Set `best` to the best epoch of a state's history; its size is checked, its checksum is not."""
-        self._epochs_to_keep(state, [path.stem for path in self._manifests()], {})
+        self._epochs_to_keep(state, self._names(), {})
 
     def take_damaged(self) -> list[str]:
         """Return, once, the names of damaged checkpoints of best epochs."""
@@ -328,7 +328,7 @@ class CheckpointFolder:
 
     def finished_epochs(self) -> list[int]:
         """Return the finished epochs with a checkpoint, whole or damaged, in their order."""
-        return sorted(filter(None, {_finished_epoch(path.stem) for path in self._manifests()}))
+        return sorted(filter(None, set(map(_finished_epoch, self._names()))))
 
     def new_shards(self, state: TrainingState) -> Path:
         """Return the folder into which ranks write a checkpoint's files in PyTorch's format."""
@@ -344,10 +344,8 @@ class CheckpointFolder:
 
     def _named(self, state: TrainingState) -> set[str]:
         """Return the files and folders that the manifest of an earlier checkpoint of the same state names."""
-        try:
-            return _names_in(_manifest_in(self.path / f"{_name_of(state)}.json"))
-        except (FileNotFoundError, ValueError):
-            return set()
+        manifest = self._manifest(_name_of(state))
+        return manifest.names if manifest else set()
 
     @_with_patience
     def load(
@@ -365,19 +363,18 @@ class CheckpointFolder:
             Function that returns true for the names of arrays to read.
         """
         invalid: list[str] = []
-        for path in self._manifests():
-            try:
-                manifest = _manifest_in(path)
-                if not fits(manifest.state):
-                    continue
-                arrays = _read_files(self.path, manifest, needs)
+        for name in self._names():
+            manifest = self._manifest(name)
+            if manifest and not fits(manifest.state):
+                continue
             # Any other error of the file system says nothing about the checkpoint.
-            except (FileNotFoundError, ValueError):
-                invalid.append(path.stem)
-                self._invalid.add(path.stem)
-            else:
-                shards = next((Path(shard.file).parts[0] for shard in manifest.shards), "")
-                return Loaded(arrays, manifest.state, tuple(invalid), shards)
+            with suppress(FileNotFoundError, ValueError):
+                if manifest:
+                    arrays = _read_files(self.path, manifest, needs)
+                    shards = next((Path(shard.file).parts[0] for shard in manifest.shards), "")
+                    return Loaded(arrays, manifest.state, tuple(invalid), shards)
+            invalid.append(name)
+            self._invalid.add(name)
         return Loaded(None, TrainingState(), tuple(invalid))
 
     @_with_patience
@@ -394,12 +391,8 @@ class CheckpointFolder:
         OSError
             If the disk does not answer.
         """
-        for path in self._manifests():
-            with suppress(FileNotFoundError, ValueError):
-                manifest = _manifest_in(path)
-                if self._has_files(manifest) and fits(manifest.state):
-                    return manifest.state
-        return TrainingState()
+        whole = filter(None, map(self._whole, self._names()))
+        return next((found.state for found in whole if fits(found.state)), TrainingState())
 
     def inherit(self, origin: CheckpointFolder) -> None:
         """Take all files of another member's folder, or none; do nothing if this folder has files.
@@ -417,7 +410,10 @@ class CheckpointFolder:
         copy = self.path.with_name(f".{self.path.name}.copy")
         shutil.rmtree(copy, ignore_errors=True)
         left_out = shutil.ignore_patterns(TENSORBOARD, PARENT)
-        finished = origin._finished()
+        manifests = {name: origin._manifest(name) for name in origin._names()}
+        finished = {
+            file for name, found in manifests.items() if found for file in (f"{name}.json", *found.names)
+        }
 
         def take(source: str, target: str) -> None:
             is_finished = Path(source).relative_to(origin.path).parts[0] in finished
@@ -441,18 +437,32 @@ class CheckpointFolder:
 
     def newest_visit(self) -> int:
         """Return the largest number of a visit in the checkpoints, valid or not; -1 if there is none."""
-        return max((visit_in(path.stem) for path in self._manifests()), default=-1)
+        return max(map(visit_in, self._names()), default=-1)
 
-    def _manifests(self) -> list[Path]:
-        return [self.path / f"{name}.json" for name in _names_of(self._entries())]
+    def _names(self) -> list[str]:
+        """Return the names of all checkpoints, the newest first."""
+        return _names_of(self._entries())
 
-    def _finished(self) -> set[str]:
-        """Return the names of the files and folders of all checkpoints."""
-        names: set[str] = set()
-        for path in self._manifests():
-            with suppress(FileNotFoundError, ValueError):
-                names |= {path.name, *_names_in(_manifest_in(path))}
-        return names
+    def _manifest(self, name: str) -> Manifest | None:
+        """Return the manifest of a checkpoint; None if it is damaged, or there is none."""
+        try:
+            return parse(Manifest, (self.path / f"{name}.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _whole(self, name: str, manifest: Manifest | None = None) -> Manifest | None:
+        """Return the manifest of a checkpoint all of whose files have their sizes; None for another.
+
+        Parameters
+        ----------
+        manifest : Manifest or None
+            Its manifest; None: it has to be read.
+        """
+        manifest = manifest or self._manifest(name)
+        with suppress(FileNotFoundError):
+            if manifest and all((self.path / f.file).stat().st_size == f.bytes for f in manifest.files):
+                return manifest
+        return None
 
     def _entries(self) -> list[str]:
         """Return the names of all checkpoints' files and folders; none if there is no folder."""
@@ -480,17 +490,15 @@ class CheckpointFolder:
             # The rank of an earlier visit knows nothing of later epochs.
             and _finished_epoch(name) <= epochs
         }
-        # Manifests first, in case the process is killed: without one an archive counts as nonexistent.
-        # If the member hops, ranks of other nodes delete, too.
-        for name in old:
-            (self.path / f"{name}.json").unlink(missing_ok=True)
-        own = _names_in(manifest) | {f"{new}.json"}
-        for entry in entries:
+        own = manifest.names | {f"{new}.json"}
+
+        def is_old(entry: str) -> bool:
             name, _, ending = entry.partition(".")
             # Shards of processes that were killed, too.
             is_left = SHARDS in ending and name not in names
-            if name in old or is_left or (name == new and entry not in own):
-                self._remove(entry)
+            return name in old or is_left or (name == new and entry not in own)
+
+        self._delete(old, filter(is_old, entries))
         if since is None:
             self._drop_unfinished([name for name in names if name not in old], entries)
 
@@ -517,37 +525,33 @@ class CheckpointFolder:
             by_epoch[_finished_epoch(name)].append(name)
         ranked = (name for done in rule.ranked(state.epochs) for name in by_epoch[done.epoch])
         found = ((name, self._part_of(state, name, manifests.get(name))) for name in ranked)
-        best = list(islice(((name, file) for name, file in found if file), keep.best))
+        best = list(islice(((name, manifest) for name, manifest in found if manifest), keep.best))
         self.best = NO_BEST
         if best:
-            name, file = best[0]
-            self.best = BestCheckpoint(_finished_epoch(name), str(self.path / file))
+            name, manifest = best[0]
+            self.best = BestCheckpoint(_finished_epoch(name), str(self.path / manifest.file))
         return {*(name for name, _ in best), *whole[: keep.last]}
 
-    def _part_of(self, state: TrainingState, name: str, manifest: Manifest | None) -> str | None:
-        """Return the file of a finished epoch's checkpoint with a state's history; None if one is missing."""
-        try:
-            manifest = manifest or _manifest_in(self.path / f"{name}.json")
-            is_whole = self._has_files(manifest)
-        except (FileNotFoundError, ValueError):
-            is_whole = False
-        if manifest is None or not is_whole:
+    def _part_of(self, state: TrainingState, name: str, known: Manifest | None) -> Manifest | None:
+        """Return the manifest of a finished epoch's checkpoint with a state's history; None for another."""
+        manifest = self._whole(name, known)
+        if manifest is None:
             self._invalid.add(name)
             self._noticed.append(name)
             return None
         epochs = manifest.state.epochs
-        return manifest.file if epochs == state.epochs[: len(epochs)] else None
+        return manifest if epochs == state.epochs[: len(epochs)] else None
 
-    def _has_files(self, manifest: Manifest) -> bool:
-        """Return true if all files have their sizes; FileNotFoundError if one is missing."""
-        return all((self.path / file.file).stat().st_size == file.bytes for file in manifest.files)
-
-    def _remove(self, entry: str) -> None:
-        path = self.path / entry
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+    def _delete(self, names: Iterable[str], entries: Iterable[str]) -> None:
+        """Delete the manifests of checkpoints, then files and folders."""
+        # In this order, in case the process is killed: without a manifest an archive counts as nonexistent.
+        # If the member hops, ranks of other nodes delete, too.
+        for entry in (*(f"{name}.json" for name in names), *entries):
+            path = self.path / entry
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def keep_best_alone(self) -> bool:
         """Delete all checkpoints but that of the best epoch; return false, and delete none, if there is none.
@@ -558,13 +562,8 @@ class CheckpointFolder:
         if self.best == NO_BEST:
             return False
         kept = Path(self.best.path).name.partition(".")[0]
-        # Manifests first, as in `_drop_old`.
-        for path in self._manifests():
-            if path.stem != kept:
-                path.unlink(missing_ok=True)
-        for entry in self._entries():
-            if entry.partition(".")[0] != kept:
-                self._remove(entry)
+        others = [entry for entry in self._entries() if entry.partition(".")[0] != kept]
+        self._delete(set(_names_of(others)), others)
         return True
 
     def drop_unfinished(self) -> None:
@@ -608,7 +607,7 @@ class _Archive:
 def file_in(root: Path, path: Path, names: Sequence[str]) -> ArrayFile:
     """Return the description of a file below `root`, with its checksum."""
     with path.open("rb") as stream:
-        digest = _digest(stream)
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return ArrayFile(str(path.relative_to(root)), path.stat().st_size, digest, tuple(names))
 
 
@@ -637,21 +636,6 @@ def _finished_epoch(name: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _digest(stream: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while block := stream.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
-
-
-def _names_in(manifest: Manifest) -> set[str]:
-    return {Path(file.file).parts[0] for file in manifest.files}
-
-
-def _manifest_in(path: Path) -> Manifest:
-    return parse(Manifest, path.read_text(encoding="utf-8"))
-
-
 def _link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target)
@@ -678,7 +662,7 @@ def _read_files(
         if file.names and not any(map(needs, file.names)):
             continue
         with (folder / file.file).open("rb") as stream:
-            if _digest(stream) != file.sha256:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != file.sha256:
                 raise ValueError(f"{file.file} does not have the checksum of its manifest")
             if file not in manifest.shards:
                 stream.seek(0)

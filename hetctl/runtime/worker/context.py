@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.site import ANY_INTERFACES, HEARTBEAT_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
@@ -32,6 +32,7 @@ from hetctl.storage.lease import LeaseMark
 from hetctl.storage.patience import Patience
 
 if TYPE_CHECKING:
+    from hetctl.runtime.worker.hop_resources import HopResources
     from hetctl.runtime.worker.messages import Assignment, TaskMessage
 
 DATA_SEED = 0
@@ -82,38 +83,6 @@ class SilentWriter:
         """Discard an event."""
 
 
-@dataclass(frozen=True)
-class SavingFailure:
-    """Error that kept a state from being written into a checkpoint.
-
-    Parameters
-    ----------
-    events : EventWriter
-        Events of the member: the rank may have no task when it fails.
-    """
-
-    error: Exception
-    events: EventWriter
-
-
-class KeptResources(Protocol):
-    """Resources that a rank keeps for the next tasks of one kind, such as networks and unsaved states."""
-
-    @property
-    def has_networks(self) -> bool:
-        """True if networks are kept."""
-
-    @property
-    def has_unsaved(self) -> bool:
-        """True if a state is still to be written into a checkpoint."""
-
-    def release_networks(self) -> None:
-        """Release all networks: a task of another kind needs the memory."""
-
-    def finish_saving(self) -> SavingFailure | None:
-        """Wait until all states are in checkpoints; return the first failure."""
-
-
 class WorkerContext:
     """State of a rank that trains one member after another, all of one ensemble.
 
@@ -136,8 +105,10 @@ class WorkerContext:
     ----------
     lease : LeaseMark or None
         Lease under which the present task writes; None if it needs none.
-    kept : KeptResources or None
-        Resources that last from one task of their kind to the next; None until a task needs them.
+    data : WholeData or PartitionedData, or None
+        Samples of all members; None until they are loaded.
+    kept : HopResources or None
+        Resources that last from one visit to the next; None until the first visit.
     """
 
     def __init__(
@@ -155,24 +126,19 @@ class WorkerContext:
         self.arrived = arrived
         self._next_heartbeat = 0.0
         self._code: tuple[Framework, UserFunctions] | None = None
-        self._data: WholeData | PartitionedData | None = None
+        self.data: WholeData | PartitionedData | None = None
         self.lease: LeaseMark | None = None
-        self.kept: KeptResources | None = None
-
-    @property
-    def has_data(self) -> bool:
-        """True if the samples of all members are loaded."""
-        return self._data is not None
+        self.kept: HopResources | None = None
 
     def load_data(self, ensemble: Ensemble, sharing: Sharing) -> WholeData | PartitionedData:
         """Return the ensemble's samples that this node can read; load them at the first call."""
-        if self._data is None:
+        if self.data is None:
             _, functions = self.load_code(ensemble)
             if ensemble.partitions and ensemble.reads_partitions:
-                self._data = load_partitions(ensemble.partitions, ensemble.data, functions.input_fn)
+                self.data = load_partitions(ensemble.partitions, ensemble.data, functions.input_fn)
             else:
                 training, validation = as_sources(functions.input_fn(ensemble.data))
-                self._data = WholeData(
+                self.data = WholeData(
                     len(training),
                     open_pipeline(training, sharing, self.keep, heartbeat=self.heartbeat),
                     len(validation),
@@ -182,7 +148,7 @@ class WorkerContext:
             gc.collect()
             gc.freeze()
         self.heartbeat()
-        return self._data
+        return self.data
 
     def build(
         self,
@@ -235,8 +201,9 @@ class WorkerContext:
         return training
 
     def _release_kept(self) -> None:
+        """Release the networks of visits: a task of another kind needs the memory."""
         if self.kept is not None:
-            self.kept.release_networks()
+            self.kept.networks.clear()
             self.clear()
 
     def join(
@@ -331,7 +298,7 @@ class WorkerContext:
 
     def clear(self) -> None:
         """Release the resources of the last member, unless networks are kept for later tasks."""
-        if self._code is not None and not (self.kept and self.kept.has_networks):
+        if self._code is not None and not (self.kept and self.kept.networks):
             self._code[0].clear()
 
     def remove_temporary_files(self) -> None:

@@ -215,9 +215,9 @@ class PeerWatch:
 
     def __init__(self, connections: Sequence[Connection], call: Callable[[], None]) -> None:
         self._call = call
-        self._ended, self._end = os.pipe()
+        self._end = os.eventfd(0)
         self._poll = select.poll()
-        self._poll.register(self._ended, select.POLLIN)
+        self._poll.register(self._end, select.POLLIN)
         for connection in connections:
             # Not POLLIN: it would be set as long as a message waits for the main thread.
             self._poll.register(connection, select.POLLRDHUP)
@@ -226,13 +226,12 @@ class PeerWatch:
 
     def end(self) -> None:
         """End the watch without a call of the function."""
-        os.write(self._end, b"\0")
+        os.eventfd_write(self._end, 1)
         self._thread.join()
         os.close(self._end)
-        os.close(self._ended)
 
     def _run(self) -> None:
-        if self._ended not in dict(self._poll.poll()):
+        if self._end not in dict(self._poll.poll()):
             self._call()
 
 

@@ -1,10 +1,11 @@
-"""Hardware of this node, for records of measurements, and live metrics of a member.
+"""Hardware of this node, for records of measurements, its memory, and live metrics of a member.
 
 A thread of its own sends live metrics every few seconds, without delaying training.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import platform
@@ -12,29 +13,45 @@ import resource
 import sys
 import threading
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from hetctl.model.profile import Hardware
 from hetctl.model.training_progress import LiveMetrics, RankShare
 from hetctl.model.training_settings import FRAMEWORKS
-from hetctl.runtime.agent.gpus import gpus_of_node, utilization, visible_gpus
+from hetctl.model.values import dataclass
+from hetctl.runtime.agent.gpus import gpus_of_node, memory_in_use, utilization, visible_gpus
 
 if TYPE_CHECKING:
     from hetctl.runtime.frameworks import Framework
+    from hetctl.runtime.frameworks.stage_network import Tensor
 
 
 KIBIBYTE = 1024
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+COPIES = 5
 SAMPLE_EVERY_S = 0.5
 """Seconds over which the use of a node's cores is averaged."""
 
 
-def gpu_and_driver() -> tuple[str, str]:
-    """Return name and driver of this process's first GPU; without a GPU, the processor and the kernel."""
-    for gpu in visible_gpus(gpus_of_node(), os.environ):
-        return gpu.name, gpu.driver
-    return _processor(), f"Linux {platform.release()}"
+def hardware_here(gpu_type: str | None, framework: str) -> Hardware:
+    """Return this process's first GPU and its driver; without a GPU, the processor and the kernel.
+
+    Parameters
+    ----------
+    gpu_type : str or None
+        Name of the GPU in the site file; None: its own.
+    framework : str
+        Name and version of the framework.
+    """
+    gpus = visible_gpus(gpus_of_node(), os.environ)
+    name, driver = (gpus[0].name, gpus[0].driver) if gpus else (_processor(), f"Linux {platform.release()}")
+    return Hardware(gpu_type or name, driver, framework)
 
 
 _earlier_peak = 0
@@ -115,7 +132,10 @@ class NodeLoad:
             before, self._times = self._times, _processor_times()
             idle, total = (now - then for now, then in zip(self._times, before, strict=True))
             self._available = min(1.0, max(0.0, (idle / total if total else 1.0) + own_share))
-            self._used = _memory_in_use()
+            # The share that new processes cannot have without swapping (proc(5)).
+            lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+            sizes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+            self._used = 1.0 - sizes["MemAvailable"] / sizes["MemTotal"]
         return self._available, peak_of_last_steps() / self._gpu_bytes if self._gpu_bytes else self._used
 
 
@@ -127,18 +147,130 @@ def _processor_times() -> tuple[int, int]:
     return times[3] + times[4], sum(times)
 
 
-def _memory_in_use() -> float:
-    """Return the share of the node's memory that new processes cannot have without swapping (proc(5))."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    sizes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
-    return 1.0 - sizes["MemAvailable"] / sizes["MemTotal"]
-
-
 def _processor() -> str:
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+class MemoryGauge:
+    """Memory on the device of this rank: on a slot, the resident memory of the process.
+
+    Parameters
+    ----------
+    kept : callable or None
+        Function that runs a forward pass on inputs and returns what it keeps; None if the framework has none.
+    """
+
+    def __init__(self, kept: Callable[[Callable[[], Tensor], Tensor], int] | None = None) -> None:
+        self._kept = kept
+
+    def context_bytes(self) -> int:
+        """Return the rank's bytes that belong to no tensor; call it before samples are loaded."""
+        return self.used()
+
+    def used(self) -> int:
+        """Return the bytes in use now."""
+        # Freed memory that stays resident would hide the needs of the next passes (glibc's malloc_trim(3)).
+        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+            trim(0)
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
+
+    def reset_peak(self) -> None:
+        """Restart the measurement of the peak."""
+        reset_peak_memory()
+
+    def peak(self) -> int:
+        """Return the peak of the bytes in use since `reset_peak`."""
+        return peak_of_process()
+
+    def received_bytes(self, _inputs: Tensor) -> int:
+        """Return the bytes that inputs take on the device, beside the node's memory."""
+        return 0
+
+    def kept_by(self, forward: Callable[[], Tensor], inputs: Tensor) -> int:
+        """Run a forward pass; return the bytes that it keeps for the backward pass, without its inputs.
+
+        Without a figure from the framework, this is the growth of the bytes in use.
+        """
+        if self._kept is not None:
+            return self._kept(forward, inputs)
+        before = self.used()
+        outputs = forward()
+        return max(outputs.nbytes, self.used() - before - inputs.nbytes)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all its work."""
+
+    def copy_s(self, _array: Tensor) -> float:
+        """Return the seconds in which an array is copied to the device or back; 0 on a slot."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class GpuMemory(MemoryGauge):
+    """Memory of a GPU, by functions of the framework.
+
+    Parameters
+    ----------
+    device : int
+        Index among the visible GPUs.
+    allocated, reserved : callable
+        Functions that return the bytes of tensors, and the bytes that the allocator has from the driver.
+    wait : callable
+        Function that waits for the GPU.
+    there_and_back : callable
+        Function that copies an array to the GPU and back.
+    as_received : callable
+        Function that copies an array to memory in which a stage receives tensors.
+    kept : callable or None
+        As in `MemoryGauge`.
+    """
+
+    device: int
+    allocated: Callable[[], int]
+    reserved: Callable[[], int]
+    wait: Callable[[], None]
+    there_and_back: Callable[[Tensor], Any]
+    as_received: Callable[[Tensor], Tensor] = lambda array: array
+    kept: Callable[[Callable[[], Tensor], Tensor], int] | None = None
+
+    def context_bytes(self) -> int:
+        """Return the process's bytes on the GPU beyond the allocator's."""
+        self.there_and_back(np.zeros(1, np.float32))
+        gpus = visible_gpus(gpus_of_node(), os.environ)
+        in_use = memory_in_use(gpus[self.device], os.getpid()) if self.device < len(gpus) else None
+        return max(0, (in_use or 0) - self.reserved())
+
+    def used(self) -> int:
+        """Return the bytes of all tensors."""
+        return self.allocated()
+
+    def peak(self) -> int:
+        """Return the peak of the bytes of all tensors."""
+        return peak_gpu_memory()
+
+    def synchronize(self) -> None:
+        """Wait for the GPU."""
+        self.wait()
+
+    def received_bytes(self, inputs: Tensor) -> int:
+        """Return the bytes of the inputs' copy on the GPU."""
+        return inputs.nbytes
+
+    def kept_by(self, forward: Callable[[], Tensor], inputs: Tensor) -> int:
+        """Return the framework's figure, or else the bytes that the pass allocates."""
+        if self.kept is not None:
+            return self.kept(forward, inputs)
+        before = self.allocated()
+        forward()
+        return max(0, self.allocated() - before - self.received_bytes(inputs))
+
+    def copy_s(self, array: Tensor) -> float:
+        """Return half the shortest time of a copy there and back."""
+        received = self.as_received(array)
+        return min(timeit.repeat(lambda: self.there_and_back(received), number=1, repeat=COPIES)) / 2
 
 
 EVERY_S = 2.0

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
-import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,9 @@ from hetctl.runtime.data.partitioned_data import read_partition
 from hetctl.runtime.data.sharing.node_folder import node_folder, state_folder
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import TrainableNetwork
-from hetctl.runtime.worker.async_checkpoint import OnSaved
-from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, TrainingState
-from hetctl.runtime.worker.context import SavingFailure, WorkerContext
+from hetctl.runtime.worker.async_checkpoint import StateSaver
+from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.hardware import Busy, busy_share
-from hetctl.storage.event_files import EventWriter
 
 NETWORKS_BYTES = 2**30
 """Bytes of the states of all kept networks; on a GPU they take a little more of its memory."""
@@ -34,20 +30,12 @@ PARTITIONS_SHARE = 0.5
 LEAST_BYTES = 2**28
 """Memory for partitions if the rank's share is not known."""
 
-Settings = tuple[Member, int]
-"""Member, and size of the group for which its network was built."""
-
 OpenPartition = tuple[ArraySource, ArraySource]
-
-MAX_UNSAVED_STATES = 3
-"""Most states that may wait: they occupy the node's memory until they are written."""
-POLL_S = 0.1
-"""Seconds between two heartbeats of a rank that waits for the writing of a state."""
 
 
 @dataclass(frozen=True)
 class HopResources:
-    """Store, partitions, networks, and unwritten states of a rank; its `KeptResources`.
+    """Store, partitions, networks, and unwritten states of a rank.
 
     Parameters
     ----------
@@ -63,56 +51,27 @@ class HopResources:
     saver: StateSaver
     busy: Busy
 
-    @property
-    def has_networks(self) -> bool:
-        """True if networks are kept for their next visits."""
-        return len(self.networks) > 0
-
-    @property
-    def has_unsaved(self) -> bool:
-        """True if the state of a visit is not in a checkpoint yet."""
-        return self.saver.is_busy
-
-    def release_networks(self) -> None:
-        """Release the networks that are kept."""
-        self.networks.clear()
-
-    def finish_saving(self) -> SavingFailure | None:
-        """Wait until the states of all visits are in checkpoints; return the first failure."""
-        self.saver.finish()
-        return self.saver.failure
-
 
 def open_hops(context: WorkerContext, run_key: str, ensemble: Ensemble) -> HopResources:
     """Return the resources of all visits of a rank; open them at the first call."""
-    if not isinstance(context.kept, HopResources):
-        context.kept = _open(context, run_key, ensemble)
+    if context.kept is None:
+        assert ensemble.partitions is not None
+        _, functions = context.load_code(ensemble)
+        # Garbage collections need not scan objects that stay.
+        gc.collect()
+        gc.freeze()
+        binding = context.binding
+        limit_bytes = int(PARTITIONS_SHARE * binding.memory_bytes) or LEAST_BYTES
+        context.kept = HopResources(
+            store=context.keep.enter_context(node_folder(state_folder(run_key, binding.node))),
+            partitions=OpenPartitions(ensemble.partitions, ensemble.data, functions.input_fn, limit_bytes),
+            networks=KeptNetworks(NETWORKS_BYTES),
+            saver=StateSaver(context.on_unsaved),
+            busy=busy_share(binding.device),
+        )
+        context.keep.callback(context.kept.saver.close)
     context.heartbeat()
     return context.kept
-
-
-def _open(context: WorkerContext, run_key: str, ensemble: Ensemble) -> HopResources:
-    assert ensemble.partitions is not None
-    _, functions = context.load_code(ensemble)
-    # Garbage collections need not scan objects that stay.
-    gc.collect()
-    gc.freeze()
-    binding, saver = context.binding, StateSaver(context.on_unsaved)
-    limit_bytes = memory_for_partitions(binding.memory_bytes)
-    resources = HopResources(
-        store=context.keep.enter_context(node_folder(state_folder(run_key, binding.node))),
-        partitions=OpenPartitions(ensemble.partitions, ensemble.data, functions.input_fn, limit_bytes),
-        networks=KeptNetworks(NETWORKS_BYTES),
-        saver=saver,
-        busy=busy_share(binding.device),
-    )
-    context.keep.callback(saver.close)
-    return resources
-
-
-def memory_for_partitions(memory_bytes: int) -> int:
-    """Return the bytes that a rank with so much memory has for open partitions; 0: its share is unknown."""
-    return int(PARTITIONS_SHARE * memory_bytes) or LEAST_BYTES
 
 
 class KeptNetworks:
@@ -128,7 +87,7 @@ class KeptNetworks:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._kept: OrderedDict[str, tuple[Settings, TrainableNetwork, int]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[tuple[Member, int], TrainableNetwork, int]] = OrderedDict()
 
     def __len__(self) -> int:
         """Return the number of networks."""
@@ -156,7 +115,6 @@ class KeptNetworks:
             Size of its state.
         """
         self._kept[member.name] = (member, ranks), network, size_bytes
-        self._kept.move_to_end(member.name)
         while sum(size for _, _, size in self._kept.values()) > self._limit_bytes:
             self._kept.popitem(last=False)
 
@@ -181,11 +139,6 @@ class OpenPartitions:
         self._limit_bytes = limit_bytes
         self._open: OrderedDict[int, OpenPartition] = OrderedDict()
         self._largest_bytes = 0
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Numbers of the open partitions; the one used last comes last."""
-        return tuple(self._open)
 
     def open(self, number: int, before_reading: Callable[[], None] = lambda: None) -> OpenPartition:
         """Return the training and the validation samples of a partition.
@@ -241,97 +194,3 @@ def _owner_of(array: Any) -> tuple[Any, int]:
     while isinstance(getattr(array, "base", None), np.ndarray):
         array = array.base
     return array, 0 if isinstance(array, np.memmap) else int(getattr(array, "nbytes", 0))
-
-
-@dataclass(frozen=True)
-class UnsavedState:
-    """A state on its way into a checkpoint.
-
-    Parameters
-    ----------
-    arrays : Arrays
-        Arrays that stay unchanged until they are written, such as those of a mapped file.
-    since : int or None
-        Same as in `CheckpointFolder.save`.
-    report : callable
-        Function called in the saver's thread after the checkpoint is written.
-    events : EventWriter
-        Events of the member: the rank may have no task when it fails.
-    """
-
-    folder: CheckpointFolder
-    arrays: Arrays
-    state: TrainingState
-    since: int | None
-    report: OnSaved
-    events: EventWriter
-
-
-class StateSaver:
-    """Thread that writes states one after another, after their members have hopped on.
-
-    Parameters
-    ----------
-    on_failure : callable
-        Function called in the thread after a state could not be written.
-
-    Attributes
-    ----------
-    failure : SavingFailure or None
-        The first failure.
-    """
-
-    def __init__(self, on_failure: Callable[[], None] = lambda: None) -> None:
-        self.failure: SavingFailure | None = None
-        self._on_failure = on_failure
-        self._pool = ThreadPoolExecutor(1, "states")
-        self._waiting: deque[Future[None]] = deque()
-
-    @property
-    def is_busy(self) -> bool:
-        """True if a state is still to be written."""
-        return any(not future.done() for future in self._waiting)
-
-    def save(self, unsaved: UnsavedState, heartbeat: Callable[[], None] = lambda: None) -> None:
-        """Have a state written after the earlier ones; block while too many wait.
-
-        Parameters
-        ----------
-        heartbeat : callable
-            Function called repeatedly while it blocks.
-
-        Raises
-        ------
-        Exception
-            The error of an earlier state that could not be written.
-        """
-        self.check()
-        self._waiting.append(self._pool.submit(self._write, unsaved))
-        while len(self._waiting) > MAX_UNSAVED_STATES:
-            if wait([self._waiting[0]], POLL_S).done:
-                self._waiting.popleft()
-            heartbeat()
-
-    def check(self) -> None:
-        """Raise the error of a state that could not be written; do not wait for one."""
-        if self.failure is not None:
-            raise self.failure.error
-
-    def finish(self) -> None:
-        """Wait until all states are written, or have failed."""
-        wait(self._waiting)
-
-    def close(self) -> None:
-        """Wait as `finish` does, and end the thread."""
-        self._pool.shutdown()
-
-    def _write(self, unsaved: UnsavedState) -> None:
-        if self.failure is not None:
-            return
-        try:
-            began = time.perf_counter()
-            manifest = unsaved.folder.save(unsaved.arrays, unsaved.state, unsaved.since)
-            unsaved.report(manifest, time.perf_counter() - began)
-        except Exception as error:
-            self.failure = SavingFailure(error, unsaved.events)
-            self._on_failure()

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
+from hetctl.model.plan import Allocation
 from hetctl.model.profile import PreprocessPoint
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult, TimedRate
@@ -146,16 +146,11 @@ class StopSignal:
         self.reason = self.reason or self._requested()
         if self.reason is not None:
             return False
-        now = time.time()
-        in_parts = (
-            self._max_uninterrupted_s is not None
-            and seconds > self._max_uninterrupted_s
-            and now < self._deadline
-        )
-        if in_parts or now + seconds <= self._deadline:
-            return True
-        self.reason = self.reason or "deadline"
-        return False
+        longest_s = self._max_uninterrupted_s
+        needed_s = 0.0 if longest_s is not None and seconds > longest_s else seconds
+        if time.time() + needed_s > self._deadline:
+            self.reason = "deadline"
+        return self.reason is None
 
 
 def refuse_early_end(group: Group, stop: StopSignal, position: int, samples: int, part: str) -> None:
@@ -181,10 +176,8 @@ class MemberTrainer(ABC):
 
     Parameters
     ----------
-    gpus : int
-        Number of ranks of the group, one on each GPU.
-    expected_epoch_s : float
-        Expected seconds of an epoch in the plan; measured ones replace it.
+    allocation : Allocation
+        Its share of the round: one rank on each GPU.
     launched_at : float
         Time of the task's assignment, in seconds since the epoch.
     gpu_type : str or None
@@ -201,12 +194,6 @@ class MemberTrainer(ABC):
         Function that returns true if an earlier task of the member has reported a checkpoint.
     saver : Saver or None
         Writer of checkpoints; None: a thread that writes the whole network.
-    shares_gpu : bool
-        True if other members may train on its GPU.
-    alone : bool
-        True if none does until its rate is reported.
-    beside : tuple of str
-        Members that sit there when it starts.
     busy : callable
         Function that returns the share of the time since its last call in which its device was busy.
     """
@@ -219,8 +206,7 @@ class MemberTrainer(ABC):
     group: Group
     events: EventWriter
     stop: StopSignal
-    gpus: int
-    expected_epoch_s: float
+    allocation: Allocation
     launched_at: float
     gpu_type: str | None = None
     restarted_at: float | None = None
@@ -229,9 +215,6 @@ class MemberTrainer(ABC):
     show: Callable[[EpochResult], None] = lambda _: None
     has_saved: Callable[[], bool] = lambda: False
     saver: Saver | None = None
-    shares_gpu: bool = False
-    alone: bool = False
-    beside: tuple[str, ...] = ()
     busy: Busy = lambda: None
     state: TrainingState = field(default_factory=TrainingState)
 
@@ -262,51 +245,47 @@ class MemberTrainer(ABC):
         """Start to write a checkpoint."""
 
     def run(self) -> None:
-        """Train until the member has converged or is told to stop, and its last state is in a checkpoint."""
+        """Do `steps` at once."""
         finished(self.steps())
 
     def steps(self) -> Steps:
-        """Do as `run`, in parts."""
+        """Train until the member has converged or is told to stop, and its last state is in a checkpoint."""
         with closing(self._saver):
-            yield from self._train()
-
-    def _train(self) -> Steps:
-        self._restore()
-        self._rescale_learning_rate()
-        self._clock.restart()
-        self.events.write(
-            "started",
-            epochs=len(self.state.epochs),
-            part_samples=self.state.part_samples,
-            samples=self.training.samples,
-        )
-        if self.group.rank == 0 and self.state.epochs:
-            # The last process may have been killed before it reported it.
-            self._reported_best = None
-            self.checkpoints.look_for_best(self.state)
-            self._report_best()
-        while not (reason := self._reason_to_stop_for_good()):
-            # Clocks and measured times differ: rank 0 decides, or some ranks would train on alone.
-            if not self.group.broadcast(self.stop.permits(self._epoch_seconds_left())):
-                break
-            if not (yield from self._train_epoch()):
-                self._unsaved = True
-                break
-        if self._unsaved:
-            self._begin_save(self._report_checkpoint)
-        # The events below say that the last state is in a checkpoint.
-        self._saver.wait()
-        if reason:
-            self.events.write("converged", reason=reason)
-        else:
-            reason = self.group.broadcast(self.stop.reason)
-            self.events.write("stopped", reason=reason, part_samples=self.state.part_samples)
+            self._restore()
+            self._rescale_learning_rate()
+            self._clock.restart()
+            self.events.write(
+                "started",
+                epochs=len(self.state.epochs),
+                part_samples=self.state.part_samples,
+                samples=self.training.samples,
+            )
+            if self.group.rank == 0 and self.state.epochs:
+                # The last process may have been killed before it reported it.
+                self._reported_best = None
+                self.checkpoints.look_for_best(self.state)
+                self._report_best()
+            while not (reason := self._reason_to_stop_for_good()):
+                # Clocks and measured times differ: rank 0 decides, or some ranks would train on alone.
+                if not self.group.broadcast(self.stop.permits(self._epoch_seconds_left())):
+                    break
+                if not (yield from self._train_epoch()):
+                    self._unsaved = True
+                    break
+            if self._unsaved:
+                self._begin_save(self._report_checkpoint)
+            # The events below say that the last state is in a checkpoint.
+            self._saver.wait()
+            if reason:
+                self.events.write("converged", reason=reason)
+            else:
+                reason = self.group.broadcast(self.stop.reason)
+                self.events.write("stopped", reason=reason, part_samples=self.state.part_samples)
 
     def _reason_to_stop_for_good(self) -> str | None:
-        metric = self.member.stop.metric
-        history = tuple(epoch.metrics[metric] for epoch in self.state.epochs)
-        reason: str | None = self.group.broadcast(self.member.stop.reason_to_stop(history))
-        return reason
+        rule = self.member.stop
+        history = tuple(epoch.metrics[rule.metric] for epoch in self.state.epochs)
+        return self.group.broadcast(rule.reason_to_stop(history))  # type: ignore[no-any-return]
 
     def _load(self) -> Loaded:
         """Return the newest checkpoint."""
@@ -320,8 +299,14 @@ class MemberTrainer(ABC):
             if self.has_saved():
                 raise lost_checkpoints_error(self.member.name, self.checkpoints.path, loaded.invalid)
             return
-        reject_partial_hop_epoch(self.member.name, loaded.state)
         self.state = loaded.state
+        if self.state.visited or self.state.evaluating:
+            # Such an epoch trains the samples in another order.
+            epoch = len(self.state.epochs) + 1
+            raise BadInputError(
+                f"the newest checkpoint of {self.member.name} is in the middle of epoch {epoch} of hops",
+                "finish the epoch with `--mode hopper`, or start a new run with `hetctl submit --new`",
+            )
         if self.checkpoints.is_of_parent(loaded.state):
             # A mutant's learning rate is its own, not the parent's as scaled for the parent's GPUs.
             self.state = replace(loaded.state, gpus=1)
@@ -342,19 +327,17 @@ class MemberTrainer(ABC):
 
     def _rescale_learning_rate(self) -> None:
         """Rescale (Capes et al., Equation 7): ``lr_new = gpus_new / gpus_last * lr_last``."""
-        if self.member.rescales and self.gpus != self.state.gpus:
-            self.network.scale_learning_rate(self.gpus / self.state.gpus)
-        self.state = replace(self.state, gpus=self.gpus)
-
-    @property
-    def own_gpus(self) -> int:
-        """Number of GPUs that its rates are of: 0 if it shares one."""
-        return 0 if self.shares_gpu else self.gpus
+        gpus = self.allocation.gpus
+        if self.member.rescales and gpus != self.state.gpus:
+            self.network.scale_learning_rate(gpus / self.state.gpus)
+        self.state = replace(self.state, gpus=gpus)
 
     def _epoch_seconds_left(self) -> float:
-        same_size = [epoch.duration_s for epoch in self.state.epochs if epoch.gpus == self.own_gpus]
-        seconds = same_size[-1] if same_size else self.expected_epoch_s
-        return seconds * (1 - self.state.part_samples / self.training.samples)
+        given, samples = self.allocation, self.training.samples
+        same_size = [epoch.duration_s for epoch in self.state.epochs if epoch.gpus == given.own_gpus]
+        # An estimate must not keep an epoch from beginning.
+        expected_s = samples / given.rate if given.rate_known else 0.0
+        return (same_size[-1] if same_size else expected_s) * (1 - self.state.part_samples / samples)
 
     def _after_step(self, epoch: int, position: int, loss: Any) -> None:
         # Detect a full disk before training another epoch that could not be saved.
@@ -363,27 +346,22 @@ class MemberTrainer(ABC):
         self.heartbeat()
         self.note(epoch, position, loss)
         if self.launched_at:
-            self._report_first_step(time.time())
+            now = time.time()
+            self.events.write(
+                "first_step",
+                startup_s=now - self.launched_at,
+                restart_s=None if self.restarted_at is None else now - self.restarted_at,
+                peak_memory_bytes=peak_memory(),
+            )
             self.launched_at = 0.0
             # What comes before is no training.
             self.busy()
 
-    def _report_first_step(self, now: float) -> None:
-        self.events.write(
-            "first_step",
-            startup_s=now - self.launched_at,
-            restart_s=None if self.restarted_at is None else now - self.restarted_at,
-            peak_memory_bytes=peak_memory(),
-        )
-
     def _report_rate(self, rate: float, error: float) -> None:
-        gpus = self.gpus if self.alone else self.own_gpus
-        busy = self.busy() if self.gpus == 1 else None
-        place = self.member.batch_size, self.gpu_type
-        timed = TimedRate(rate, gpus, *place, error, time.time(), busy, self.beside)
+        timed = timed_rate(self.allocation, self.member, self.gpu_type, rate, error, self.busy)
         self.events.write("rate", **encode(timed))
         # From now on others may come and go.
-        self.alone, self.beside = False, ()
+        self.allocation = replace(self.allocation, alone=False, beside=())
         self._report_preparation()
 
     def _report_preparation(self) -> None:
@@ -408,7 +386,7 @@ class MemberTrainer(ABC):
             epoch=number,
             metrics={"loss": self.state.part_loss / self.state.part_samples, **metrics},
             duration_s=self.state.part_s,
-            gpus=self.own_gpus,
+            gpus=self.allocation.own_gpus,
             finished_at=time.time(),
             rate=rate,
             batch_size=self.member.batch_size,
@@ -418,8 +396,8 @@ class MemberTrainer(ABC):
         check_metrics(result.metrics, self.member)
         self._end_epoch(result.metrics)
         # A member that has hopped before keeps its visits.
-        visit = self.state.visit
-        self.state = TrainingState(epochs=(*self.state.epochs, result), gpus=self.gpus, visit=visit)
+        gpus, visit = self.allocation.gpus, self.state.visit
+        self.state = TrainingState(epochs=(*self.state.epochs, result), gpus=gpus, visit=visit)
 
         waits = {"data_s": self._data_s, "save_s": self._save_s}
         self._data_s = self._save_s = 0.0
@@ -435,7 +413,9 @@ class MemberTrainer(ABC):
             report_epoch()
 
         self._clock.count(EPOCHS)
-        is_wanted = self._saved_within_epoch and self._is_best_epoch()
+        ranked = self.member.stop.ranked(self.state.epochs)
+        is_best = self.member.keep.best > 0 and ranked[0] is self.state.epochs[-1]
+        is_wanted = self._saved_within_epoch and is_best
         self._saved_within_epoch = False
         # Rank 0 decides: clocks differ, and each rank may have to save a part of the state.
         is_due, is_wanted = self.group.broadcast([self._clock.is_due(), is_wanted])
@@ -448,11 +428,6 @@ class MemberTrainer(ABC):
             self._unsaved = True
             # An earlier epoch, whose checkpoint is still being written, is reported first.
             self._saver.call_after(report_epoch)
-
-    def _is_best_epoch(self) -> bool:
-        """Return true if the last epoch is better than all before it, and such an epoch is to be kept."""
-        ranked = self.member.stop.ranked(self.state.epochs)
-        return self.member.keep.best > 0 and ranked[0] is self.state.epochs[-1]
 
     def _begin_save(self, report: OnSaved) -> None:
         """Start to write a checkpoint, and the next interval."""
@@ -491,6 +466,16 @@ class MemberTrainer(ABC):
         print(f"checkpoint {name} is damaged and is not used", flush=True)
 
 
+def timed_rate(
+    allocation: Allocation, member: Member, gpu_type: str | None, rate: float, error: float, busy: Busy
+) -> TimedRate:
+    """Return the rate of a member that has been timed in its round."""
+    gpus = allocation.gpus if allocation.alone else allocation.own_gpus
+    share = busy() if allocation.gpus == 1 else None
+    place = gpus, member.batch_size, gpu_type
+    return TimedRate(rate, *place, error, time.time(), share, allocation.beside)
+
+
 def load_together(checkpoints: CheckpointFolder, group: Group, needs: Callable[[str], bool]) -> Loaded:
     """Return this rank's arrays of the newest checkpoint that all ranks can read, and all invalid ones.
 
@@ -499,19 +484,20 @@ def load_together(checkpoints: CheckpointFolder, group: Group, needs: Callable[[
     needs : callable
         Function that returns true for the names of arrays that this rank reads or checks.
     """
-    loaded, invalid = checkpoints.load(needs=needs), set[str]()
+    loaded, invalid, newest = checkpoints.load(needs=needs), set[str](), tuple[int, ...]()
+
+    def is_not_after(state: TrainingState) -> bool:
+        return state.order <= newest
+
     while True:
         gathered = all_gather(group, [list(loaded.state.order), list(loaded.invalid)])
         invalid.update(name for _, names in gathered for name in names)
         found = {tuple(order) for order, _ in gathered}
+        newest = min(found)
         if len(found) == 1:
             return replace(loaded, invalid=tuple(sorted(invalid, reverse=True)))
         # If a rank finds its part damaged, all ranks use an earlier checkpoint.
-        loaded = checkpoints.load(partial(_is_not_after, min(found)), needs)
-
-
-def _is_not_after(order: tuple[int, ...], state: TrainingState) -> bool:
-    return state.order <= order
+        loaded = checkpoints.load(is_not_after, needs)
 
 
 def lost_checkpoints_error(member: str, folder: Path, damaged: Sequence[str]) -> BadInputError:
@@ -564,18 +550,3 @@ def check_finite(metrics: Mapping[str, float], after: str) -> None:
     for name, value in metrics.items():
         if not np.isfinite(value):
             raise BadInputError(f"{name} is {value} after the {after}: training diverged")
-
-
-def reject_partial_hop_epoch(member: str, state: TrainingState) -> None:
-    """Reject a state in the middle of an epoch that visits partitions one after another.
-
-    Raises
-    ------
-    BadInputError
-        If it is one: such an epoch trains the samples in another order.
-    """
-    if state.visited or state.evaluating:
-        raise BadInputError(
-            f"the newest checkpoint of {member} is in the middle of epoch {len(state.epochs) + 1} of hops",
-            "finish the epoch with `--mode hopper`, or start a new run with `hetctl submit --new`",
-        )

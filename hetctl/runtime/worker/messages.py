@@ -172,20 +172,6 @@ class Assignment:
     own_step: bool = False
 
 
-@dataclass(frozen=True)
-class StopMessage:
-    """Request to the ranks of a group to stop their task with a checkpoint.
-
-    Parameters
-    ----------
-    key : str
-        Key of the group, as in `RankInfo`: the message may arrive when the rank has started another task.
-    """
-
-    key: str
-    reason: str
-
-
 def write_address(path: Path, address: Address) -> None:
     """Write the driver's address to a file that only the owner can read: it contains the key."""
     write_json(path, encode(address), secret=True)

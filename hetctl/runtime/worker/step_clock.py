@@ -116,20 +116,19 @@ class RateClock:
             self._steady.restart(loss)
             return None
         self._steady.note(loss)
-        return self._result(self._steady) if self._steady.done else None
-
-    def interrupt(self) -> None:
-        """Record that the next step is not timed: it begins with other work."""
-        self._position = -1
-
-    def _result(self, steady: SteadyClock) -> tuple[float, float] | None:
-        times, before = steady.result(), self._rate
+        if not self._steady.done:
+            return None
+        times, before = self._steady.result(), self._rate
         self._steady, self._next_s = None, self._clock() + RATE_EVERY_S
         rate = self._chunk / times.mean_s
         if before is not None and not is_noteworthy(before, rate):
             return None
         self._rate = rate
         return rate, times.error
+
+    def interrupt(self) -> None:
+        """Record that the next step is not timed: it begins with other work."""
+        self._position = -1
 
 
 class StepTimer(Protocol):

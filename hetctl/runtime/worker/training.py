@@ -7,9 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +17,9 @@ from hetctl.model.searches import PART
 from hetctl.model.training_progress import RankShare
 from hetctl.model.training_settings import OFF
 from hetctl.model.values import dataclass
-from hetctl.runtime.data.batches import Batches, StepBalancer, validation_batches
+from hetctl.runtime.data.batches import Batches, validation_batches
 from hetctl.runtime.data.input_pipeline import Sharing
-from hetctl.runtime.data.loaders import ArrayLoader, Loader, Samples
+from hetctl.runtime.data.loaders import ArrayLoader, Loader
 from hetctl.runtime.data.partitioned_data import PartitionLoader
 from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.data.sample_accesses import SampleAccesses, Transfer, most_accessed
@@ -30,7 +29,7 @@ from hetctl.runtime.frameworks import TrainableNetwork, finished
 from hetctl.runtime.frameworks.stage_network import StageNetwork
 from hetctl.runtime.worker.async_checkpoint import OnSaved, ShardSaver
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Loaded
-from hetctl.runtime.worker.context import BuiltMember, WorkerContext
+from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.hardware import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import (
     ACCESSES,
@@ -46,25 +45,14 @@ from hetctl.runtime.worker.member_trainer import (
     refuse_early_end,
     set_random_state,
 )
-from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
+from hetctl.runtime.worker.messages import Assignment, TrainingSpec
 from hetctl.runtime.worker.reporting import has_saved
 from hetctl.runtime.worker.step_clock import EpochClock, RateClock
 from hetctl.runtime.worker.tensorboard import Figures, TensorBoardWriter, rank_figures
-from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import tensorboard_file
 
-
-class TrainingBalancer(StepBalancer, Protocol):
-    """Balancer of a group's batch sizes, with a state in the member's checkpoints."""
-
-    def shares(self) -> tuple[RankShare, ...]:
-        """Return, on rank 0, the parts of the ranks in a recent iteration."""
-
-    def state(self) -> Arrays:
-        """Return, on rank 0, the state for a checkpoint; empty if there is none."""
-
-    def restore(self, state: Arrays) -> None:
-        """Continue with rank 0's state, if it suits the group."""
+if TYPE_CHECKING:
+    from hetctl.runtime.worker.balancing import Balancer
 
 
 @dataclass
@@ -73,23 +61,40 @@ class Trainer(MemberTrainer):
 
     Parameters
     ----------
-    balancer : TrainingBalancer or None
+    balancer : Balancer or None
         Balancer of the group's batch sizes; None: they are constant.
     accesses : SampleAccesses or None
         Accesses of the samples of partitioned data; None: each sample is accessed once in an epoch.
     """
 
     network: TrainableNetwork
-    balancer: TrainingBalancer | None = None
+    balancer: Balancer | None = None
     accesses: SampleAccesses | None = None
 
     def __post_init__(self) -> None:
+        if self.member.shard:
+            self.saver = ShardSaver(self.checkpoints, self.network, self.group)
         super().__post_init__()
         # Only rank 0 reports the rate, and only what reports may wait for its device.
         is_first = self.group.rank == 0
         self._rate_clock = RateClock(self.member.step_samples(self.group.size)) if is_first else None
         if self.validation.is_in_order(self.group.size):
             self.network.keep_predictions(self.validation.samples, self.member.keep.predictions or 0)
+
+    def _load(self) -> Loaded:
+        """Return the newest checkpoint, all parts of which the ranks together have checked."""
+        if not self.member.shard:
+            return super()._load()
+
+        def needs(name: str) -> bool:
+            """Return true for arrays and this rank's share of the shards, whatever number of ranks wrote."""
+            kind, _, number = name.partition("/")
+            return kind != "shards" or int(number) % self.group.size == self.group.rank
+
+        loaded = load_together(self.checkpoints, self.group, needs)
+        if loaded.arrays is not None:
+            self.network.open_shards(self.checkpoints.path / loaded.shards)
+        return loaded
 
     def _restore_arrays(self, arrays: Arrays) -> None:
         managed = with_prefix(BALANCE, arrays)
@@ -224,28 +229,6 @@ class Trainer(MemberTrainer):
         }
 
 
-@dataclass
-class ShardedTrainer(Trainer):
-    """`Trainer` of a member whose network is sharded over its ranks."""
-
-    def __post_init__(self) -> None:
-        self.saver = ShardSaver(self.checkpoints, self.network, self.group)
-        super().__post_init__()
-
-    def _load(self) -> Loaded:
-        """Return the newest checkpoint; the ranks together have checked all its parts."""
-
-        def needs(name: str) -> bool:
-            """Return true for arrays and this rank's share of the shards, whatever number of ranks wrote."""
-            kind, _, number = name.partition("/")
-            return kind != "shards" or int(number) % self.group.size == self.group.rank
-
-        loaded = load_together(self.checkpoints, self.group, needs)
-        if loaded.arrays is not None:
-            self.network.open_shards(self.checkpoints.path / loaded.shards)
-        return loaded
-
-
 def with_prefix(prefix: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
@@ -263,18 +246,29 @@ def train(assignment: Assignment, context: WorkerContext) -> None:
         fields = trainer_fields(
             assignment, context, built.network, built.training, built.validation, restarted_at
         )
-        events = fields["events"]
-        balancer = _balancer(spec, assignment.task, built, events, stack)
-        accesses = None
+        events, timer, balancer, accesses = fields["events"], built.network.timer, None, None
+        if built.group.size > 1 and timer is not None and spec.balance.mode != OFF:
+            # Only balanced training imports the batch size managers.
+            from hetctl.runtime.worker.balancing import make_balancer
+
+            balancer = make_balancer(spec, built.group, timer, events, assignment.task.balance_log, stack)
         if isinstance(built.training, PartitionLoader):
             accesses = built.training.accesses
-            built.training.on_landed = partial(
-                _report_migration, events, spec.worker_names, built.training.sample
-            )
-        made = ShardedTrainer if fields["member"].shard else Trainer
-        trainer = made(**fields, balancer=balancer, accesses=accesses)
+            workers, sample_bytes = spec.worker_names, sum(each.nbytes for each in built.training.sample)
+
+            def report_migration(transfer: Transfer) -> None:
+                events.write(
+                    "migration",
+                    source=workers[transfer.source],
+                    target=workers[transfer.target],
+                    samples=len(transfer.samples),
+                    bytes=len(transfer.samples) * sample_bytes,
+                )
+
+            built.training.on_landed = report_migration
+        trainer = Trainer(**fields, balancer=balancer, accesses=accesses)
         shares = tuple if balancer is None else balancer.shares
-        run_reporting(trainer, context, lambda _: rank_figures(shares()), shares)
+        finished(reporting(trainer, context, lambda _: rank_figures(shares()), shares))
     built.group.barrier_and_close()
 
 
@@ -289,7 +283,7 @@ def trainer_fields(
     """Return the fields of a `MemberTrainer` for the rank of an assignment."""
     task, spec = assignment.task, assignment.task.training
     assert spec is not None
-    (member,), allocation = spec.ensemble.members, spec.allocation
+    (member,) = spec.ensemble.members
     return {
         "member": member,
         "network": network,
@@ -299,13 +293,8 @@ def trainer_fields(
         "group": context.group,
         "events": context.reporter(task),
         "stop": make_stop_signal(context, spec, assignment),
-        "gpus": allocation.gpus,
-        "shares_gpu": not allocation.own_gpus,
-        "alone": allocation.alone,
-        "beside": allocation.beside,
+        "allocation": spec.allocation,
         "busy": busy_share(context.binding.device),
-        # An estimate must not keep an epoch from beginning.
-        "expected_epoch_s": training.samples / allocation.rate if allocation.rate_known else 0.0,
         "launched_at": assignment.launched_at,
         "gpu_type": spec.gpu_type,
         "restarted_at": restarted_at,
@@ -318,17 +307,7 @@ def restart_time(assignment: Assignment, context: WorkerContext) -> float | None
     """Return the time from which a restart counts; None if ranks that stay have loaded nothing yet."""
     if assignment.own_step:
         return assignment.launched_at
-    return time.time() if context.has_data else None
-
-
-def run_reporting(
-    trainer: MemberTrainer,
-    context: WorkerContext,
-    figures: Figures,
-    shares: Callable[[], tuple[RankShare, ...]] = tuple,
-) -> None:
-    """Run a trainer to its end, as `reporting`."""
-    finished(reporting(trainer, context, figures, shares))
+    return time.time() if context.data is not None else None
 
 
 def reporting(
@@ -356,30 +335,6 @@ def reporting(
         yield from trainer.steps()
 
 
-def _balancer(
-    spec: TrainingSpec, task: TaskMessage, built: BuiltMember, events: EventWriter, stack: ExitStack
-) -> TrainingBalancer | None:
-    timer, group = built.network.timer, built.group
-    if group.size == 1 or timer is None or spec.balance.mode == OFF:
-        return None
-    # Only balanced training imports the batch size managers.
-    from hetctl.runtime.worker.balancing import make_balancer
-
-    return make_balancer(spec, group, timer, events, task.balance_log, stack)
-
-
-def _report_migration(
-    events: EventWriter, workers: tuple[str, ...], sample: Samples, transfer: Transfer
-) -> None:
-    events.write(
-        "migration",
-        source=workers[transfer.source],
-        target=workers[transfer.target],
-        samples=len(transfer.samples),
-        bytes=len(transfer.samples) * sum(array.nbytes for array in sample),
-    )
-
-
 def sample_sharing(spec: TrainingSpec, share: InputShare, node: str) -> Sharing:
     """Return how this process shares samples, with preprocessors enough for later members, too."""
     most = max(1, share.preprocessors or 0, spec.preprocessors)
@@ -388,10 +343,7 @@ def sample_sharing(spec: TrainingSpec, share: InputShare, node: str) -> Sharing:
 
 def make_stop_signal(context: WorkerContext, spec: TrainingSpec, assignment: Assignment) -> StopSignal:
     """Return the stop signal of a member's group."""
-    started_up_s = time.time() - assignment.launched_at
-    max_uninterrupted_s = (
-        None if spec.max_uninterrupted_s is None else spec.max_uninterrupted_s - started_up_s
-    )
-    return StopSignal(
-        lambda: context.stop_reason(assignment.rank_info.key), spec.deadline, max_uninterrupted_s
-    )
+    longest_s = spec.max_uninterrupted_s
+    if longest_s is not None:
+        longest_s -= time.time() - assignment.launched_at
+    return StopSignal(lambda: context.stop_reason(assignment.rank_info.key), spec.deadline, longest_s)

@@ -22,11 +22,11 @@ from hetctl.runtime.data.batches import Batches, validation_batches
 from hetctl.runtime.data.loaders import ArrayLoader, Samples
 from hetctl.runtime.data.sampler import streams_of
 from hetctl.runtime.frameworks import TrainableNetwork
-from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Manifest, TrainingState
+from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, TrainingState
 from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.group import Group, all_gather
+from hetctl.runtime.worker.group import all_gather
 from hetctl.runtime.worker.hardware import live_metrics_to
-from hetctl.runtime.worker.hop_resources import HopResources, UnsavedState, open_hops
+from hetctl.runtime.worker.hop_resources import HopResources, open_hops
 from hetctl.runtime.worker.member_trainer import (
     SCORES,
     Note,
@@ -42,6 +42,7 @@ from hetctl.runtime.worker.member_trainer import (
 from hetctl.runtime.worker.messages import Assignment, TrainingSpec
 from hetctl.runtime.worker.tensorboard import TensorBoardWriter
 from hetctl.runtime.worker.training import with_prefix
+from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import tensorboard_file
 
 POLL_S = 0.001
@@ -68,67 +69,24 @@ def visit(assignment: Assignment, context: WorkerContext) -> None:
     began_at = time.time()
     spec = assignment.task.training
     assert spec is not None
-    assert spec.visit is not None
     resources = open_hops(context, spec.run_key, spec.ensemble)
     resources.saver.check()
     stopwatch = Stopwatch()
-    group = context.join(assignment.rank_info, spec.network, spec.timeouts)
+    context.join(assignment.rank_info, spec.network, spec.timeouts)
     meet_s = stopwatch.lap()
     stop = StopSignal(lambda: context.stop_reason(assignment.rank_info.key), spec.deadline)
-    end = Visitor(spec, context, resources, group, stop).run(began_at)
-    if end is not None and group.rank == 0:
-        _hand_over(replace(end, meet_s=meet_s), assignment, spec, context, resources)
-    group.barrier_and_close()
-
-
-def _hand_over(
-    end: VisitEnd, assignment: Assignment, spec: TrainingSpec, context: WorkerContext, resources: HopResources
-) -> None:
-    """Report a visit, and have its state written into a checkpoint."""
-    assert spec.visit is not None
-    # Map the file now: after the report the driver may have it deleted.
-    arrays, state = state_file.read(resources.store, spec.visit.new_state)
-    context.send(visited=end)
-    (member,) = spec.ensemble.members
-    folder = CheckpointFolder(Path(spec.checkpoints), context.patience, member)
-
-    def on_saved(manifest: Manifest, seconds: float) -> None:
-        saved = StateSaved(
-            member=end.member,
-            number=end.number,
-            epoch=len(manifest.state.epochs),
-            part_samples=manifest.state.part_samples,
-            path=str(folder.path / manifest.file),
-            bytes=manifest.bytes,
-            sha256=manifest.sha256,
-            duration_s=seconds,
-            best=folder.best,
-            damaged=tuple(folder.take_damaged()),
-        )
-        if end.result is not None:
-            # Ranks of several nodes write the member's TensorBoard file one after another.
-            samples = round((end.result.rate or 0.0) * end.result.duration_s)
-            TensorBoardWriter(tensorboard_file(folder.path), samples).show(end.result)
-        # If the driver has ended, the next one finds the checkpoint.
-        with suppress(ConnectionError):
-            context.send(saved=saved)
-
-    events = context.writer(assignment.task)
-    # No driver returns to an earlier checkpoint than the one that it knew at the start of this visit.
-    since = spec.visit.checkpoint
-    resources.saver.save(UnsavedState(folder, arrays, state, since, on_saved, events), context.heartbeat)
+    visitor = Visitor(spec, context, resources, stop)
+    end = visitor.run(began_at)
+    if end is not None and context.group.rank == 0:
+        visitor.hand_over(replace(end, meet_s=meet_s), context.writer(assignment.task))
+    context.group.barrier_and_close()
 
 
 class Visitor:
     """One visit of a member to this rank or its group."""
 
     def __init__(
-        self,
-        spec: TrainingSpec,
-        context: WorkerContext,
-        resources: HopResources,
-        group: Group,
-        stop: StopSignal,
+        self, spec: TrainingSpec, context: WorkerContext, resources: HopResources, stop: StopSignal
     ) -> None:
         assert spec.visit is not None
         assert spec.ensemble.partitions is not None
@@ -136,8 +94,8 @@ class Visitor:
         self._visit = spec.visit
         self._count = spec.ensemble.partitions.count
         self._gpu_type = spec.gpu_type
-        self._checkpoints = CheckpointFolder(Path(spec.checkpoints), context.patience)
-        self._context, self._resources, self._group, self._stop = context, resources, group, stop
+        self._checkpoints = CheckpointFolder(Path(spec.checkpoints), context.patience, self._member)
+        self._context, self._resources, self._group, self._stop = context, resources, context.group, stop
         self._sums: Arrays = {}
         self._measured: dict[str, Any] = {}
 
@@ -158,7 +116,8 @@ class Visitor:
         network, state = self._restore(start, loaders[0].sample)
         self._sums = with_prefix(SCORES, start[0] or {})
         self._measured["restore_s"] = stopwatch.lap()
-        after = WORK_BY_PASS[self._visit.evaluates](self, network, state, loaders)
+        work = self._evaluate if self._visit.evaluates else self._train
+        after = work(network, state, loaders)
         if after is None:
             return None
         stopwatch.lap()
@@ -167,6 +126,39 @@ class Visitor:
         return self._visit.ended(
             began_at, time.time(), save_s=stopwatch.lap(), result=result, **self._measured
         )
+
+    def hand_over(self, end: VisitEnd, events: EventWriter) -> None:
+        """Report the visit, and have its state written into a checkpoint."""
+        # Map the file now: after the report the driver may have it deleted.
+        arrays, state = state_file.read(self._resources.store, self._visit.new_state)
+        self._context.send(visited=end)
+        folder = self._checkpoints
+
+        def save() -> None:
+            stopwatch = Stopwatch()
+            # No driver returns to an earlier checkpoint than the one that it knew at the start of this visit.
+            manifest = folder.save(arrays, state, self._visit.checkpoint)
+            saved = StateSaved(
+                member=end.member,
+                number=end.number,
+                epoch=len(manifest.state.epochs),
+                part_samples=manifest.state.part_samples,
+                path=str(folder.path / manifest.file),
+                bytes=manifest.bytes,
+                sha256=manifest.sha256,
+                duration_s=stopwatch.lap(),
+                best=folder.best,
+                damaged=tuple(folder.take_damaged()),
+            )
+            if end.result is not None:
+                # Ranks of several nodes write the member's TensorBoard file one after another.
+                samples = round((end.result.rate or 0.0) * end.result.duration_s)
+                TensorBoardWriter(tensorboard_file(folder.path), samples).show(end.result)
+            # If the driver has ended, the next one finds the checkpoint.
+            with suppress(ConnectionError):
+                self._context.send(saved=saved)
+
+        self._resources.saver.save(save, events, self._context.heartbeat)
 
     def _loaders(self) -> tuple[ArrayLoader, ArrayLoader]:
         sources = self._resources.partitions.open(self._visit.partition_number, self._context.prepare_data)
@@ -180,27 +172,20 @@ class Visitor:
         """Wait for the start state and return it; None if told to stop."""
         name = self._visit.state
         if name is None:
-            return self._newest()
-        is_there = self._group.broadcast(self._group.rank == 0 and self._awaits(name))
-        return state_file.read(self._resources.store, name) if is_there else None
-
-    def _awaits(self, name: str) -> bool:
-        """Wait for a state; return false if told to stop."""
-        while not self._stop():
-            if (self._resources.store / name).exists():
-                return True
+            wanted = self._visit.checkpoint
+            loaded = self._checkpoints.load(lambda state: wanted in (None, state.visit))
+            for damaged in loaded.invalid:
+                print(f"checkpoint {damaged} is damaged and is not used", flush=True)
+            if loaded.arrays is None and wanted is not None and wanted >= 0:
+                raise lost_checkpoints_error(self._member.name, self._checkpoints.path, loaded.invalid)
+            return loaded.arrays, loaded.state
+        is_there = False
+        while self._group.rank == 0 and not self._stop():
+            if is_there := (self._resources.store / name).exists():
+                break
             self._context.heartbeat()
             time.sleep(POLL_S)
-        return False
-
-    def _newest(self) -> StartState:
-        wanted = self._visit.checkpoint
-        loaded = self._checkpoints.load(lambda state: wanted in (None, state.visit))
-        for name in loaded.invalid:
-            print(f"checkpoint {name} is damaged and is not used", flush=True)
-        if loaded.arrays is None and wanted is not None and wanted >= 0:
-            raise lost_checkpoints_error(self._member.name, self._checkpoints.path, loaded.invalid)
-        return loaded.arrays, loaded.state
+        return state_file.read(self._resources.store, name) if self._group.broadcast(is_there) else None
 
     def _restore(self, start: StartState, sample: Samples) -> tuple[TrainableNetwork, TrainingState]:
         """Return the member's network in the start state, and that state for these GPUs."""
@@ -248,14 +233,16 @@ class Visitor:
             self._context.heartbeat()
             note(self._visit.training_epoch, state.part_samples + position, batches.loss)
 
-        is_last = len(visited) == self._count
-        group, stop = self._group, self._stop
-        most = self._member.micro_batch_size
         batches = Batches(
-            *(training, self._visit.training_epoch, 0, group, stop, after_step), is_last=is_last, most=most
+            *(training, self._visit.training_epoch, 0, self._group, self._stop, after_step),
+            is_last=len(visited) == self._count,
+            most=self._member.micro_batch_size,
         )
         stopwatch = Stopwatch()
-        with self._live_metrics(whole) as note:
+        live: AbstractContextManager[Note] = nullcontext(lambda *_: None)
+        if self._group.rank == 0:
+            live = live_metrics_to(self._context.send, whole, self._resources.busy)
+        with live as note:
             loss = network.train(batches)
         seconds = stopwatch.lap()
         if not batches.complete:
@@ -273,11 +260,6 @@ class Visitor:
             part_s=state.part_s + seconds,
         )
 
-    def _live_metrics(self, samples: int) -> AbstractContextManager[Note]:
-        if self._group.rank != 0:
-            return nullcontext(lambda *_: None)
-        return live_metrics_to(self._context.send, samples, self._resources.busy)
-
     def _evaluate(
         self, network: TrainableNetwork, state: TrainingState, loaders: tuple[ArrayLoader, ArrayLoader]
     ) -> TrainingState | None:
@@ -288,9 +270,21 @@ class Visitor:
         if any(all_gather(self._group, self._stop.reason is not None)):
             return None
         check_finite(metrics, "evaluation")
-        after = self._merged(state, metrics, validation.samples)
+        earlier = state.scores if state.evaluating else {}
+        after = replace(
+            state,
+            evaluating=True,
+            visited=(*(state.visited if state.evaluating else ()), self._visit.partition_number),
+            # Sums weighted by samples.
+            scores={
+                name: earlier.get(name, 0.0) + mean * validation.samples for name, mean in metrics.items()
+            },
+            scored=state.scored + validation.samples,
+        )
         self._measured |= {"samples": validation.samples, "train_s": seconds}
-        self._sums = add_arrays(network.metric_sums(), self._sums if state.evaluating else {})
+        before = self._sums if state.evaluating else {}
+        sums = network.metric_sums()
+        self._sums = {name: array + before[name] if name in before else array for name, array in sums.items()}
         if len(after.visited) < self._count:
             return after
         means = {name: total / after.scored for name, total in after.scores.items()}
@@ -306,17 +300,6 @@ class Visitor:
             if number and self._stop():
                 return
             yield batch
-
-    def _merged(self, state: TrainingState, metrics: Mapping[str, float], samples: int) -> TrainingState:
-        """Return the state after an evaluation, with metrics as sums weighted by samples."""
-        before = state.scores if state.evaluating else {}
-        return replace(
-            state,
-            evaluating=True,
-            visited=(*(state.visited if state.evaluating else ()), self._visit.partition_number),
-            scores={name: before.get(name, 0.0) + mean * samples for name, mean in metrics.items()},
-            scored=state.scored + samples,
-        )
 
     def _finished(self, state: TrainingState, metrics: Mapping[str, float]) -> TrainingState:
         """Return the state after an epoch with these metrics over all partitions."""
@@ -342,15 +325,6 @@ class Visitor:
             size_bytes = state_file.write(self._resources.store, self._visit.new_state, arrays, after)
         size_bytes = self._group.broadcast(size_bytes)
         self._resources.networks.keep(self._member, self._group.size, network, size_bytes)
-
-
-def add_arrays(sums: Arrays, more: Arrays) -> Arrays:
-    """Return the sums, each with what `more` adds to it."""
-    return {name: array + more[name] if name in more else array for name, array in sums.items()}
-
-
-WORK_BY_PASS = {False: Visitor._train, True: Visitor._evaluate}
-"""Work of a visit, by whether it evaluates."""
 
 
 def check_fits(wanted: Visit, state: TrainingState, count: int) -> None:

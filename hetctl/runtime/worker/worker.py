@@ -43,7 +43,6 @@ from hetctl.runtime.worker.messages import (
     TRAIN,
     VISIT,
     Assignment,
-    StopMessage,
 )
 from hetctl.runtime.worker.reporting import failure_reason, report_failure
 from hetctl.runtime.worker.scripts.command_training import run_command
@@ -101,7 +100,7 @@ def serve(binding: Binding, channel: socket.socket) -> int:
             on_unsaved=inbox.end,
             arrived=inbox.arrived,
         )
-        stops.end_idle(lambda: context.kept is not None and context.kept.has_unsaved, inbox.end)
+        stops.end_idle(lambda: context.kept is not None and context.kept.saver.is_busy, inbox.end)
         connection.send({"ready": True})
         for assignment in inbox.assignments():
             stopped = assignment.task.kind in STOPPED_BY_SIGTERM
@@ -119,8 +118,8 @@ def serve(binding: Binding, channel: socket.socket) -> int:
             # time.
             context.clear()
         # Visits may have left states that are not in checkpoints yet.
-        failure = context.kept.finish_saving() if context.kept else None
-        return 0 if failure is None else report_failure(failure.error, failure.events)
+        failure = context.kept.saver.finish() if context.kept else None
+        return report_failure(*failure) if failure else 0
 
 
 class Inbox:
@@ -168,7 +167,8 @@ class Inbox:
             while True:
                 message = self._connection.receive()
                 if "stop" in message:
-                    self._stops.add(decode(StopMessage, message["stop"]))
+                    # The first reason stands.
+                    self._stops.reasons.setdefault(message["stop"], message["reason"])
                 elif "shutdown" in message:
                     self.end()
                 else:
@@ -187,10 +187,15 @@ class Stops:
     ----------
     report : callable
         Function that tells the driver of a signal to this rank, so that it stops the other ranks.
+
+    Attributes
+    ----------
+    reasons : dict of str to str
+        Reasons by the group's key, as in `RankInfo`: a message may arrive when another task has begun.
     """
 
     def __init__(self, report: Callable[[], None]) -> None:
-        self._reasons: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
         self._report = report
         self._to_report = False
         self._when_idle: Any = signal.SIG_DFL
@@ -209,17 +214,13 @@ class Stops:
         self._when_idle = on_sigterm
         signal.signal(signal.SIGTERM, on_sigterm)
 
-    def add(self, stop: StopMessage) -> None:
-        """Record the driver's message; the first reason stands."""
-        self._reasons.setdefault(stop.key, stop.reason)
-
     def reason(self, key: str) -> str | None:
         """Return why a group has to stop, or None; called between steps."""
         if self._to_report:
             # Not sent by the signal handler, which may have interrupted another message.
             self._to_report = False
             self._report()
-        return self._reasons.get(key)
+        return self.reasons.get(key)
 
     @contextmanager
     def stopping_at_sigterm(self, key: str) -> Iterator[None]:
@@ -236,7 +237,7 @@ class Stops:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             received = self._to_report = True
-            self._reasons.setdefault(key, SIGNAL)
+            self.reasons.setdefault(key, SIGNAL)
 
         signal.signal(signal.SIGTERM, on_sigterm)
         try:

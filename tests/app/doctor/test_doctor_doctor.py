@@ -32,8 +32,7 @@ from hetctl.model.interpreter import load_entry
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.site import Purge, Queue, Site
 from hetctl.model.training_settings import FRAMEWORKS
-from hetctl.runtime.worker.measuring.all_reduce import AllReduce, RankTime
-from hetctl.storage.probe_files import GroupEnd, ProbeEnd, RankReport, StartCost
+from hetctl.storage.probe_files import AllReduce, GroupEnd, ProbeEnd, RankReport, RankTime, StartCost
 
 OK, WARNING, FAILED = CheckStatus.OK, CheckStatus.WARNING, CheckStatus.FAILED
 SITE = Site("lab", "slurm", "srun", 4, 2, 8, 6000 * 2**20, (Queue("main", 4, 3600), Queue("long", 2, None)))

@@ -371,12 +371,14 @@ def test_bits_are_counted_over_all_words(words):
 
 
 def test_a_measurement_names_the_gpu_of_its_process(node, monkeypatch):
-    assert hardware.gpu_and_driver()[1].startswith("Linux ")
+    assert hardware.hardware_here(None, "torch").driver.startswith("Linux ")
     gpus._library.cache_clear()
     node(FakeNvml(a100(1), a100(2)))
-    assert hardware.gpu_and_driver() == ("NVIDIA A100-SXM4-40GB", "580.65.06")
+    found = hardware.hardware_here(None, "torch")
+    assert (found.gpu_type, found.driver) == ("NVIDIA A100-SXM4-40GB", "580.65.06")
+    assert hardware.hardware_here("a100", "torch").gpu_type == "a100"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert hardware.gpu_and_driver()[1].startswith("Linux ")
+    assert hardware.hardware_here(None, "torch").driver.startswith("Linux ")
 
 
 def test_live_metrics_have_the_use_of_its_process_gpu(node, monkeypatch):

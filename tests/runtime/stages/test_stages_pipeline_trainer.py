@@ -9,6 +9,7 @@ import pytest
 from hetctl.model.ensemble import Member
 from hetctl.model.event_records import record_of
 from hetctl.model.pipelines import PipelineLayout, StagePlan
+from hetctl.model.plan import Allocation
 from hetctl.runtime.stages.pipeline_trainer import PartSaver, PipelineTrainer
 from hetctl.runtime.stages.stage_worker import EpochPart
 from hetctl.runtime.worker.group import Group
@@ -41,8 +42,7 @@ def trainer():
         group=Group(),
         events=Events(),
         stop=None,
-        gpus=1,
-        expected_epoch_s=1.0,
+        allocation=Allocation("a", 1, "pipeline", 80.0, ()),
         launched_at=0.0,
         stage=SimpleNamespace(worker=0, stage=0, heads=[0], layout=ALONE, transport=transport),
         saver=PartSaver(None, None, None, None, 1),

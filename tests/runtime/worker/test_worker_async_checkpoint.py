@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hetctl.model.training_progress import EpochResult
-from hetctl.runtime.worker.async_checkpoint import Saver
+from hetctl.runtime.worker.async_checkpoint import MAX_UNSAVED_STATES, Saver, StateSaver
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
+from hetctl.storage.event_files import EventWriter
 
 PATIENCE_S = 60.0
 
@@ -37,18 +39,6 @@ class SlowFolder(CheckpointFolder):
             self.busy.release()
 
 
-def test_training_continues_while_a_checkpoint_is_written(tmp_path):
-    folder, reports = SlowFolder(tmp_path), []
-    saver = Saver(folder)
-    saver.save({"w": np.ones(3)}, state(1), lambda manifest, _: reports.append(manifest.state.order))
-    saver.check()
-    assert reports == []
-    folder.may_write.set()
-    saver.wait()
-    assert reports == [(1, 0, 0)]
-    assert folder.load().state.order == (1, 0, 0)
-
-
 def test_a_checkpoint_has_the_values_at_the_time_of_the_call(tmp_path):
     folder = SlowFolder(tmp_path)
     saver = Saver(folder)
@@ -68,14 +58,18 @@ def test_a_checkpoint_has_the_values_at_the_time_of_the_call(tmp_path):
         assert np.array_equal(loaded.arrays.get("turned", arrays["turned"]), arrays["turned"])
 
 
-def test_the_next_checkpoint_waits_for_the_one_before(tmp_path):
+def test_training_goes_on_beside_a_write_and_the_next_one_waits_for_it(tmp_path):
     folder, reports = SlowFolder(tmp_path), []
     saver = Saver(folder)
-    threading.Timer(0.2, folder.may_write.set).start()
     for epochs in (1, 2, 3):
         saver.save({"w": np.ones(3)}, state(epochs), lambda manifest, _: reports.append(manifest.state.order))
+        if epochs == 1:
+            saver.check()
+            assert reports == []
+            threading.Timer(0.2, folder.may_write.set).start()
     saver.wait()
     assert reports == [(1, 0, 0), (2, 0, 0), (3, 0, 0)]
+    assert folder.load().state.order == (3, 0, 0)
     saver.wait()  # again is no error
 
 
@@ -124,3 +118,57 @@ def keep_checking(saver):
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         saver.check()
+
+
+class Writes:
+    """Writes of states, which wait until `may_write` is set."""
+
+    def __init__(self):
+        self.may_write, self.done = threading.Event(), []
+        self.events = EventWriter(Path(), "m")
+
+    def of(self, number):
+        def write():
+            assert self.may_write.wait(PATIENCE_S)
+            self.done.append(number)
+
+        return write, self.events
+
+
+def test_states_are_written_in_their_order_and_a_rank_waits_while_too_many_do():
+    writes, saver = Writes(), StateSaver()
+    signs = []
+
+    def sign():
+        signs.append(len(writes.done))
+        writes.may_write.set()
+
+    for number in range(MAX_UNSAVED_STATES):
+        saver.save(*writes.of(number), sign)
+    assert (saver.is_busy, writes.done, signs) == (True, [], [])
+    saver.save(*writes.of(3), sign)
+    assert signs[0] == 0
+    assert writes.done[0] == 0
+    assert saver.finish() is None
+    assert (saver.is_busy, writes.done) == (False, [0, 1, 2, 3])
+    saver.close()
+
+
+def test_the_first_failure_is_kept_and_ends_all():
+    def fail():
+        raise OSError(errno.ENOSPC, "full")
+
+    told, writes = threading.Event(), Writes()
+    writes.may_write.set()
+    saver = StateSaver(told.set)
+    saver.save(fail, writes.events, lambda: None)
+    assert told.wait(PATIENCE_S)
+    failure = saver.finish()
+    assert failure is not None
+    assert failure[1] is writes.events
+    with pytest.raises(OSError, match="full"):
+        saver.check()
+    with pytest.raises(OSError, match="full"):
+        saver.save(*writes.of(1), lambda: None)
+    saver.close()
+    assert writes.done == []

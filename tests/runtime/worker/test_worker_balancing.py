@@ -1,4 +1,4 @@
-"""Balanced batches: exchange of times and sizes between ranks, and the leader's decisions."""
+"""Balanced batches: exchange of times and sizes, the leader's decisions, and the log of a long training."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 from thread_groups import groups_of_threads
 
-from hetctl.methods.balance.manager import LASTING, WINDOW
+from hetctl.methods.balance.manager import LASTING, WINDOW, Observation
 from hetctl.methods.balance.managers import dump_state, make_manager
-from hetctl.methods.balance.observation_log import ManagerStart, json_line, records_in, replay
+from hetctl.methods.balance.observation_log import ManagerStart, json_line, logged, records_in, replay
 from hetctl.methods.balance.predictors import learner
 from hetctl.model.serialization import encode
 from hetctl.model.training_settings import AUTO, FRAMEWORKS, ON, BalanceSettings
 from hetctl.runtime.frameworks.packed_state import pack, unpack
 from hetctl.runtime.worker.background_training import DUTY, BackgroundTraining
-from hetctl.runtime.worker.balancing import WARM_UP, Balancer, LeadingBalancer
+from hetctl.runtime.worker.balancing import WARM_UP, BalanceLog, Balancer, LeadingBalancer, logging_interval
 from hetctl.runtime.worker.group import Group
 
 CHUNK = 64
@@ -338,3 +338,63 @@ def test_a_log_of_networks_in_the_background_is_repeated(monkeypatch):
     found = replay(records_in([json_line(record) for record in log]))
     assert (len(found.segments), found.difference) == (2, None)
     assert found.iterations == (*first.iterations, *second.iterations)
+
+
+OF_LOG, BATCHES = BalanceSettings(ON, "curve"), (32, 32)
+WORKERS = ("a:0", "b:0")
+FULL_LOG_BYTES = 8000
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "balance" / "m.jsonl"
+
+
+def train(log, manager, first, last, full_log_bytes=FULL_LOG_BYTES):
+    """Log iterations of a manager as one process does."""
+    recorder = BalanceLog(log, full_log_bytes)
+    recorder.add(ManagerStart(OF_LOG, WORKERS, manager.batches, 3, first))
+    for number in range(first, last):
+        seen = [Observation(b, s * b) for b, s in zip(manager.batches, (0.001, 0.003), strict=True)]
+        recorder.add(logged(float(number), number, seen, manager.update(seen)))
+    recorder.flush()
+
+
+def replayed(log):
+    with log.open() as lines:
+        return replay(records_in(lines))
+
+
+def test_a_short_log_has_all_iterations(log):
+    train(log, make_manager(OF_LOG, BATCHES, (), 3), 0, 100, full_log_bytes=10**6)
+    found = replayed(log)
+    assert (found.repeated, len(found.iterations), found.difference) == (100, 100, None)
+
+
+def test_a_long_log_is_thinner_and_its_beginning_is_repeated(log):
+    manager = make_manager(OF_LOG, BATCHES, (), 3)
+    train(log, manager, 0, 5000)
+    found = replayed(log)
+    assert log.stat().st_size < 2 * FULL_LOG_BYTES
+    assert found.difference is None
+    whole = found.repeated
+    assert 0.5 * FULL_LOG_BYTES < sum(map(len, log.read_text().splitlines()[:whole])) < FULL_LOG_BYTES
+    times = [one.time for one in found.iterations]
+    assert times[:whole] == [*range(whole)]
+    gaps = [later - time for time, later in zip(times[whole:], times[whole + 1 :], strict=False)]
+    assert gaps[0] == 16
+    assert gaps[1:] == sorted(gaps[1:])
+    assert max(gaps) > 16
+    train(log, manager, 5000, 9000)
+    assert log.stat().st_size < 2 * FULL_LOG_BYTES
+    again = replayed(log)
+    assert (again.repeated, again.iterations[: len(times)]) == (whole, found.iterations)
+    assert again.difference is None
+
+
+def test_intervals_double_and_end_at_some_thousands():
+    sizes = [*range(0, 30 * 800, 800)]
+    found = [logging_interval(size, 6400) for size in sizes]
+    assert found[:8] == [1] * 8
+    assert found[8:12] == [16, 32, 64, 128]
+    assert found[-1] == found[-2] == 2**14

@@ -38,23 +38,15 @@ def folder(tmp_path):
     return CheckpointFolder(tmp_path / "member" / "run")
 
 
-def test_a_saved_checkpoint_is_loaded(folder):
-    folder.save(arrays(1), state(3, 640))
-    loaded = folder.load()
-    assert loaded.state == state(3, 640)
-    assert not loaded.invalid
-    assert {name: value.tolist() for name, value in loaded.arrays.items()} == {
-        name: value.tolist() for name, value in arrays(1).items()
-    }
-
-
-def test_nothing_saved_is_nothing_loaded(folder):
+def test_what_was_saved_is_loaded_and_the_last_two_are_kept(folder):
     assert folder.load() == Loaded(None, TrainingState(), ())
-
-
-def test_the_last_two_are_kept(folder):
-    for number in (1, 2, 3, 4):
-        folder.save(arrays(number), state(number))
+    for number, part in ((1, 0), (2, 64), (2, 128), (3, 0), (4, 0)):
+        folder.save(arrays(number), state(number, part))
+        loaded = folder.load()
+        assert (loaded.state, loaded.invalid) == (state(number, part), ())
+        assert {name: value.tolist() for name, value in loaded.arrays.items()} == {
+            name: value.tolist() for name, value in arrays(number).items()
+        }
     assert sorted(path.name for path in folder.path.iterdir()) == [
         f"epoch-0000{n}-000000000000.{ending}" for n in (3, 4) for ending in ("json", "npz")
     ]
@@ -164,12 +156,6 @@ def test_what_killed_processes_left_goes_with_old_checkpoints(folder):
     ]
 
 
-def test_a_partial_epoch_is_newer_than_the_epoch_before(folder):
-    folder.save(arrays(1), state(2, 64))
-    folder.save(arrays(2), state(2, 128))
-    assert folder.load().state.part_samples == 128
-
-
 def test_visits_and_evaluations_are_in_their_order(folder):
     """Also if the ranks of two nodes finish their checkpoints in the other order."""
     states = [
@@ -216,6 +202,8 @@ def test_a_damaged_checkpoint_is_passed_over(folder, ending, damage):
     assert loaded.state == state(1)
     assert loaded.arrays["optimizer/0000"] == 1
     assert loaded.invalid == (() if (ending, damage) == ("json", "gone") else ("epoch-00002-000000000000",))
+    (folder.path / "epoch-00001-000000000000.npz").write_bytes(b"")
+    assert folder.load() == Loaded(None, TrainingState(), (*loaded.invalid, "epoch-00001-000000000000"))
 
 
 @pytest.mark.parametrize("knows", [True, False])
@@ -233,12 +221,6 @@ def test_damaged_checkpoints_do_not_displace_new_ones(folder, knows):
     folder.save(arrays(7), state(7))
     folder.save(arrays(8), state(8))
     assert {path.stem[:11] for path in folder.path.glob("*.json")} == {"epoch-00007", "epoch-00008"}
-
-
-def test_training_starts_anew_if_no_checkpoint_is_valid(folder):
-    folder.save(arrays(1), state(1))
-    (folder.path / "epoch-00001-000000000000.npz").write_bytes(b"")
-    assert folder.load() == Loaded(None, TrainingState(), ("epoch-00001-000000000000",))
 
 
 @pytest.mark.parametrize("victim", ["npz", "json", "folder"])

@@ -1,4 +1,4 @@
-"""Hardware of a node, and live metrics of a member."""
+"""Peaks of memory, the load of a node, live metrics, and the memory of layers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ import sys
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import LiveMetrics
 from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.worker import hardware
-from hetctl.runtime.worker.hardware import NodeLoad, peak_gpu_memory, peak_memory, reset_peak_memory
+from hetctl.runtime.worker.hardware import (
+    GpuMemory,
+    MemoryGauge,
+    NodeLoad,
+    peak_gpu_memory,
+    peak_memory,
+    reset_peak_memory,
+)
 from hetctl.storage.run_files import STALE_S, read_live_metrics, write_live_metrics
 
 
@@ -153,3 +161,43 @@ def test_only_recent_and_complete_live_metrics_are_read(tmp_path):
     assert read_live_metrics(path, 1000.0) == {"n": LIVE_METRICS}
     path.write_text(json.dumps({"m": encode(LIVE_METRICS)})[:-5])
     assert read_live_metrics(path, 1000.0) == {}
+
+
+INPUTS = np.random.default_rng(0).random((8, 16), np.float32)
+OUTPUT_BYTES = 8 * 16 * 4
+
+
+class FakeGpu:
+    """A GPU on which a framework has 3000 bytes, of 4000 that it took from the driver."""
+
+    name = "fake"
+
+
+def test_the_context_on_a_gpu_is_not_of_the_allocator(monkeypatch):
+    monkeypatch.setattr(hardware, "gpus_of_node", lambda: (FakeGpu(), FakeGpu()))
+    monkeypatch.setattr(hardware, "visible_gpus", lambda gpus, _environment: gpus)
+    monkeypatch.setattr(hardware, "memory_in_use", lambda _gpu, _pid: 9000)
+    copied = []
+    gauge = GpuMemory(1, lambda: 3000, lambda: 4000, lambda: None, copied.append)
+    assert gauge.context_bytes() == 5000
+    assert len(copied) == 1
+
+
+def test_an_allocator_tells_what_a_pass_keeps():
+    allocated = [1000]
+
+    def forward():
+        allocated[0] += 4 * OUTPUT_BYTES
+        return INPUTS
+
+    gauge = GpuMemory(0, lambda: allocated[0], lambda: 0, lambda: None, lambda _: None)
+    assert gauge.kept_by(forward, INPUTS) == 3 * OUTPUT_BYTES
+
+
+def test_a_process_sees_the_peak_of_a_pass_that_has_ended():
+    gauge = MemoryGauge()
+    before = gauge.used()
+    reset_peak_memory()
+    np.ones(2**24)
+    assert gauge.peak() - before > 2**26
+    assert gauge.used() - before < 2**26

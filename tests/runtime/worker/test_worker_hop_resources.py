@@ -1,9 +1,7 @@
-"""Networks, partitions and unwritten states that a rank keeps between visits."""
+"""Networks and partitions that a rank keeps between visits."""
 
 from __future__ import annotations
 
-import errno
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +12,7 @@ import pytest
 from hetctl import partitions
 from hetctl.model.ensemble import Member, Partitions
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Manifest, TrainingState
-from hetctl.runtime.worker.hop_resources import (
-    MAX_UNSAVED_STATES,
-    KeptNetworks,
-    OpenPartitions,
-    StateSaver,
-    UnsavedState,
-)
-from hetctl.storage.event_files import EventWriter
+from hetctl.runtime.worker.hop_resources import KeptNetworks, OpenPartitions
 
 A, B, C = (Member(name) for name in "abc")
 
@@ -30,8 +20,6 @@ COUNT, SAMPLES = 4, 1000
 TRAINED_BYTES = 8 * SAMPLES + 8 * SAMPLES
 PARTITION_BYTES = TRAINED_BYTES + 160
 """Bytes of the arrays of a partition: numbers of 8 bytes, and 10 validation samples."""
-
-PATIENCE_S = 60.0
 
 
 def kept_of(limit_bytes: int, *members: Member) -> tuple[KeptNetworks, dict[str, Any]]:
@@ -51,32 +39,17 @@ def test_the_one_not_used_for_longest_is_released() -> None:
     assert kept.pop(A, 1) is networks["a"]
 
 
-def test_a_network_that_is_taken_is_kept_no_longer() -> None:
-    kept, networks = kept_of(25, A)
-    assert kept.pop(A, 1) is networks["a"]
-    assert kept.pop(A, 1) is None
-
-
-def test_a_network_of_other_settings_is_not_used() -> None:
-    kept, _ = kept_of(25, A)
-    assert kept.pop(replace(A, batch_size=1), 1) is None
-    assert len(kept) == 0
-
-
-def test_a_network_for_another_group_is_not_used() -> None:
-    kept, _ = kept_of(25, A)
-    assert kept.pop(A, 2) is None
-    assert len(kept) == 0
+def test_a_network_is_taken_once_and_used_only_for_its_settings_and_group() -> None:
+    for wanted, ranks in ((A, 1), (replace(A, batch_size=1), 1), (A, 2)):
+        kept, networks = kept_of(25, A)
+        found = kept.pop(wanted, ranks)
+        assert found is (networks["a"] if (wanted, ranks) == (A, 1) else None)
+        assert len(kept) == 0
+        assert kept.pop(A, 1) is None
 
 
 def test_a_network_that_is_too_large_is_not_kept() -> None:
     kept, _ = kept_of(9, A)
-    assert len(kept) == 0
-
-
-def test_after_clear_no_network_is_kept() -> None:
-    kept, _ = kept_of(25, A, B)
-    kept.clear()
     assert len(kept) == 0
 
 
@@ -109,9 +82,9 @@ def test_the_partition_not_used_for_longest_is_closed(tmp_path: Path) -> None:
     for number in (0, 1, 0, 2, 0, 1):
         training, validation = kept.open(number)
         assert training.x[0] == validation.y[0] == number
-        assert len(kept.numbers) <= 2
+        assert len(kept._open) <= 2
     assert reader.read == [0, 1, 2, 1]
-    assert kept.numbers == (0, 1)
+    assert list(kept._open) == [0, 1]
 
 
 def test_maps_of_files_are_all_kept(tmp_path: Path) -> None:
@@ -126,7 +99,7 @@ def test_a_partition_larger_than_the_memory_is_read_each_time(tmp_path: Path) ->
     for _ in range(2):
         assert kept.open(3)[0].x[0] == 3
     assert reader.read == [3, 3]
-    assert kept.numbers == ()
+    assert not kept._open
 
 
 def test_slices_of_one_array_count_once(tmp_path: Path) -> None:
@@ -135,7 +108,7 @@ def test_slices_of_one_array_count_once(tmp_path: Path) -> None:
     slices = (whole[:500], whole[:500]), (whole[500:], whole[500:])
     kept._input_fn = lambda _data, _path: slices
     kept.open(0)
-    assert kept.numbers == (0,)
+    assert list(kept._open) == [0]
 
 
 def test_generators_are_seeded_before_a_partition_is_read(tmp_path: Path) -> None:
@@ -151,73 +124,3 @@ def test_a_missing_partition_is_refused_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "2.npz").unlink()
     with pytest.raises(BadInputError, match=r"partition 2 is not on .*: there is no .*/2\.npz"):
         kept.open(2)
-
-
-class SlowDisk(CheckpointFolder):
-    """Folder that writes when `may_write` is set."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.may_write = threading.Event()
-
-    def save(self, arrays: Arrays, state: TrainingState, since: int | None = None) -> Manifest:
-        assert self.may_write.wait(PATIENCE_S)
-        return super().save(arrays, state, since)
-
-
-def unsaved(folder: CheckpointFolder, number: int, reports: list[int]) -> UnsavedState:
-    state = TrainingState(part_samples=10 * (number + 1), visited=(number,), visit=number)
-    events = EventWriter(folder.path, "m")
-    arrays = {"w": np.full(3, number)}
-    return UnsavedState(folder, arrays, state, -1, lambda saved, _: reports.append(saved.state.visit), events)
-
-
-def test_states_are_written_in_their_order(tmp_path: Path) -> None:
-    folder, saver, reports = SlowDisk(tmp_path), StateSaver(), list[int]()
-    for number in range(MAX_UNSAVED_STATES):
-        saver.save(unsaved(folder, number, reports))
-    assert (saver.is_busy, reports) == (True, [])
-    folder.may_write.set()
-    saver.finish()
-    assert (saver.is_busy, saver.failure, reports) == (False, None, [0, 1, 2])
-    assert folder.load().state.visit == 2
-    saver.close()
-
-
-def test_a_rank_waits_while_too_many_states_do(tmp_path: Path) -> None:
-    folder, saver, reports = SlowDisk(tmp_path), StateSaver(), list[int]()
-    signs = []
-
-    def sign() -> None:
-        signs.append(len(reports))
-        folder.may_write.set()
-
-    for number in range(MAX_UNSAVED_STATES):
-        saver.save(unsaved(folder, number, reports), sign)
-    assert signs == []
-    saver.save(unsaved(folder, 3, reports), sign)
-    assert signs[0] == 0
-    assert reports[0] == 0
-    saver.close()
-    assert reports == [0, 1, 2, 3]
-
-
-def test_the_first_failure_is_kept_and_ends_all(tmp_path: Path) -> None:
-    class Full(CheckpointFolder):
-        def save(self, _arrays: Arrays, state: TrainingState, _since: int | None = None) -> Manifest:
-            raise OSError(errno.ENOSPC, f"full at {state.visit}")
-
-    told, reports = threading.Event(), list[int]()
-    saver = StateSaver(told.set)
-    first = unsaved(Full(tmp_path), 0, reports)
-    saver.save(first)
-    assert told.wait(PATIENCE_S)
-    saver.finish()
-    assert saver.failure is not None
-    assert saver.failure.events is first.events
-    with pytest.raises(OSError, match="full at 0"):
-        saver.check()
-    with pytest.raises(OSError, match="full at 0"):
-        saver.save(unsaved(CheckpointFolder(tmp_path), 1, reports))
-    saver.close()
-    assert reports == []

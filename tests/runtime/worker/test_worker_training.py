@@ -14,6 +14,7 @@ from tiny_networks import ENSEMBLES, MODULES, functions_of, seed_all, train_on
 
 from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.errors import BadInputError
+from hetctl.model.plan import Allocation, Placement
 from hetctl.model.training_settings import EPOCHS, EVERY_EPOCH, SECONDS, STEPS, CheckpointInterval
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
@@ -64,7 +65,7 @@ def trainer(
     network = load_framework(framework).build(member, loaded, Group(), loader.sample)
     return Trainer(
         member, network, loader, held_out, CheckpointFolder(folder, member=member), Group(),
-        Events(), stop or StopAfter(10**9), gpus, 1.0, time.time(),
+        Events(), stop or StopAfter(10**9), Allocation("m", gpus, "data-parallel", 640.0, ()), time.time(),
     )  # fmt: skip
 
 
@@ -277,7 +278,7 @@ def test_a_schedule_follows_the_gpus_too(tmp_path):
 
 def test_no_epoch_is_started_that_would_not_fit(tmp_path):
     late = trainer(tmp_path, {}, stop=StopSignal(lambda: None, time.time() + 0.5))
-    late.expected_epoch_s = 60.0
+    late.allocation = replace(late.allocation, rate=late.training.samples / 60)
     late.run()
     assert late.events.kinds() == ["started", "stopped"]
     assert late.events[-1][1]["reason"] == "deadline"
@@ -408,7 +409,7 @@ def test_epochs_have_rates_and_evaluations_send_heartbeats(tmp_path, framework):
     training = trainer(tmp_path, {}, framework=framework)
     heartbeats = []
     training.heartbeat = lambda: heartbeats.append(time.perf_counter())
-    training.shares_gpu = True
+    training.allocation = replace(training.allocation, placement=(Placement("n", (0,), seat=1),))
     training.run()
     epochs = [data for kind, data in training.events if kind == "epoch"]
     assert all(epoch["rate"] > 0 for epoch in epochs)

@@ -35,6 +35,7 @@ from workbench import wait_for
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import EXIT_CODES, LOST_PEER, ExitReason
+from hetctl.model.plan import Allocation
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data import state_file
@@ -394,7 +395,7 @@ def train(member, tasks, *, looks=10**9, epochs=1):
     member = replace(member, stop=replace(STOP, max_epochs=epochs))
     trainer = Trainer(
         member, network, loader, held_out, CheckpointFolder(tasks.checkpoints(member)), Group(),
-        Silent(), stop, 1, 1.0, time.time(),
+        Silent(), stop, Allocation("m", 1, "data-parallel", 640.0, ()), time.time(),
     )  # fmt: skip
     trainer.run()
     return trainer
@@ -409,7 +410,7 @@ def test_members_change_between_modes_at_the_end_of_an_epoch(here):
     train(DROPPING, here.tasks)
     for one in hops(DROPPING, ORDERS["adam"][:2]):
         report = here(DROPPING, replace(one, epoch=one.epoch + 2))
-    here.context.kept.finish_saving()
+    here.context.kept.saver.finish()
     assert report.result.epoch == 2
     trained = train(DROPPING, here.tasks, epochs=3)
     assert [epoch.epoch for epoch in trained.state.epochs] == [1, 2, 3]
@@ -427,7 +428,7 @@ def test_the_middle_of_an_epoch_in_parallel_is_refused(here):
 def test_the_middle_of_an_epoch_of_hops_is_refused(here, visits):
     for one, _ in zip(hops(DROPPING, ORDERS["adam"][:2]), range(visits), strict=False):
         here(DROPPING, one)
-    here.context.kept.finish_saving()
+    here.context.kept.saver.finish()
     with pytest.raises(BadInputError, match="middle of epoch 1 of hops") as caught:
         train(DROPPING, here.tasks)
     assert "--mode hopper" in caught.value.hint
@@ -437,7 +438,7 @@ def test_a_member_continues_from_its_checkpoint_alike(here):
     visits = tuple(hops(DROPPING, ORDERS["adam"][:2]))
     for one in visits[:6]:
         here(DROPPING, one)
-    here.context.kept.finish_saving()
+    here.context.kept.saver.finish()
     anew = here(DROPPING, replace(visits[6], number=20, state=None))
     kept = here(DROPPING, visits[6])
     store = open_hops(here.context, "r", here.tasks.ensemble).store
@@ -459,8 +460,8 @@ def test_a_full_disk_ends_the_next_visit(here, monkeypatch):
 
     monkeypatch.setattr(CheckpointFolder, "save", full)
     here(DROPPING, visit_to(0, 1, 0, False))
-    failure = here.context.kept.finish_saving()
-    assert failure.error.errno == errno.ENOSPC
+    error, _ = here.context.kept.saver.finish()
+    assert error.errno == errno.ENOSPC
     with pytest.raises(OSError, match="No space left"):
         here(DROPPING, visit_to(1, 1, 1, False, "adam-0"))
 
@@ -504,7 +505,7 @@ def test_metrics_are_means_over_all_samples(here):
     """Of partitions of unequal sizes."""
     reports = [here(DROPPING, one) for one in hops(DROPPING, ORDERS["adam"][:2])]
     network = here.context.build_network(DROPPING, (np.zeros((1, 8, 8, 1), "f4"), np.zeros(1, int)))
-    here.context.kept.finish_saving()
+    here.context.kept.saver.finish()
     network.restore(CheckpointFolder(here.tasks.checkpoints(DROPPING)).load().arrays)
     opened = open_hops(here.context, "r", here.tasks.ensemble).partitions
     every = [opened.open(number)[1] for number in range(len(PARTS))]

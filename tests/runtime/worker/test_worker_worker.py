@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 
 from hetctl.model.events import EXIT_CODES, LOST_PEER, ExitReason
 from hetctl.runtime.agent.binding import Binding
+from hetctl.runtime.transport import Connection
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import LostPeerError, RankInfo
-from hetctl.runtime.worker.messages import MEASURE, Assignment, StopMessage, TaskMessage
-from hetctl.runtime.worker.worker import WORK, Stops, work
+from hetctl.runtime.worker.messages import MEASURE, Assignment, TaskMessage
+from hetctl.runtime.worker.worker import WORK, Inbox, Stops, work
 from hetctl.storage.event_files import read_folder
 
 FAILURES = {
@@ -76,8 +78,12 @@ def stops_that_report() -> tuple[Stops, list[bool]]:
 
 def test_the_first_stop_reason_stands_for_its_group_alone() -> None:
     stops, reports = stops_that_report()
-    stops.add(StopMessage("key", "resize"))
-    stops.add(StopMessage("key", "deadline"))
+    driver, rank = map(Connection, socket.socketpair())
+    inbox = Inbox(rank, stops)
+    for reason in ("resize", "deadline"):
+        driver.send({"stop": "key", "reason": reason})
+    driver.send({"shutdown": True})
+    assert list(inbox.assignments()) == []
     assert (stops.reason("key"), stops.reason("other"), reports) == ("resize", None, [])
 
 
@@ -96,7 +102,7 @@ def test_sigterm_stops_the_group_at_work_and_is_reported_once() -> None:
 def test_sigterm_does_not_change_the_drivers_reason() -> None:
     stops, reports = stops_that_report()
     with stops.stopping_at_sigterm("key"):
-        stops.add(StopMessage("key", "resize"))
+        stops.reasons["key"] = "resize"
         signal.raise_signal(signal.SIGTERM)
         assert stops.reason("key") == "resize"
     assert reports == [True]

@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
-from dataclasses import field, replace
+from dataclasses import field
 from itertools import count
 from pathlib import Path
 
-from hetctl.model.ensemble import COMMAND, Ensemble, Member
+from hetctl.model.ensemble import COMMAND, Member
 from hetctl.model.errors import BadInputError
-from hetctl.model.profile import Hardware, ProfilePoint, shape_digest
+from hetctl.model.profile import ProfilePoint, shape_digest
 from hetctl.model.serialization import encode
 from hetctl.model.values import dataclass
 from hetctl.perf.profile_points import wanted_error
@@ -31,7 +31,7 @@ from hetctl.runtime.worker.async_checkpoint import Saver, ShardSaver
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
 from hetctl.runtime.worker.context import BuiltMember, WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend, Group
-from hetctl.runtime.worker.hardware import Busy, busy_share, gpu_and_driver, peak_memory
+from hetctl.runtime.worker.hardware import Busy, busy_share, hardware_here, peak_memory
 from hetctl.runtime.worker.member_trainer import StopSignal, check_metrics
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.scripts.command_process import (
@@ -61,19 +61,6 @@ def measure(assignment: Assignment, context: WorkerContext) -> None:
     folder = Path(assignment.task.folder)
     measurements = read_measurements(folder)
     point = measurements.target(assignment.task.name)
-    with ExitStack() as stack:
-        result, built = _measure_point(measurements, point, assignment, context, stack)
-    context.reporter(assignment.task).write("point", **encode(result))
-    built.group.barrier_and_close()
-
-
-def _measure_point(
-    measurements: Measurements,
-    point: ProfileTarget,
-    assignment: Assignment,
-    context: WorkerContext,
-    stack: ExitStack,
-) -> tuple[ProfilePoint, BuiltMember]:
     member, site = measurements.ensemble.member(point.member), measurements.site
     ensemble = measurements.ensemble.of(member)
     sharing = Sharing(preprocessors=site.cores_per_gpu, timeouts=site.timeouts)
@@ -82,55 +69,53 @@ def _measure_point(
     context.load_data(ensemble, sharing)
     job_start_s = max(0.0, time.time() - assignment.launched_at - step_s)
     began = time.perf_counter()
-    built = context.build(
-        *(ensemble, assignment.rank_info, sharing, InputShare(), stack),
-        *(site.network, site.timeouts),
-        partial=True,
-    )
-    built_s = time.perf_counter() - began
-    busy = busy_share(context.binding.device)
-    steady = _train_steadily(built, member, context, _wanted_error(measurements, point), busy)
-    is_busy = busy() if point.gpus == 1 else None
-    times = steady.result()
-    first_end_s, epoch_s = _epoch_ends(built, member, context, times.mean_s)
-    # The first evaluation is traced: its extra time over the second belongs to the start-up.
-    first_evaluate_s, metrics = _timed_evaluation(built, 1, context)
-    evaluate_s, _ = _timed_evaluation(built, 2, context)
-    check_metrics(metrics | {"loss": 0.0}, member)
-    gpu_type, driver = gpu_and_driver()
-    once_s = (
-        max(0.0, (steady.first_step_s or 0.0) - times.mean_s)
-        + max(0.0, first_end_s - epoch_s)
-        + max(0.0, first_evaluate_s - evaluate_s)
-    )
-    scratch = Path(assignment.task.folder) / "scratch" / point.source
-    saves = point.gpus == member.min_gpus
-    result = ProfilePoint(
-        member=point.member,
-        gpus=point.gpus,
-        rate=member.step_samples(point.gpus) / times.mean_s,
-        fingerprint=member.fingerprint,
-        batch_size=member.batch_size,
-        measured_at=time.time(),
-        machine=Hardware(
-            assignment.task.gpu_type or site.gpu_type or gpu_type, driver, built.framework.version()
-        ),
-        samples_per_epoch=measurements.ensemble.samples_per_epoch or built.training.samples,
-        startup_s=step_s + built_s + once_s,
-        evaluate_s=evaluate_s,
-        checkpoint_s=_checkpoint_seconds(built, member, scratch),
-        save_s=_save_seconds(built, member, context, times.mean_s, scratch) if saves else None,
-        peak_memory_bytes=peak_memory(),
-        epoch_s=epoch_s,
-        rate_error=times.error,
-        step_spread=times.spread,
-        steps=steady.steps,
-        slow_steps_s=times.slow_steps_s,
-        shape=shape_digest(member, measurements.ensemble.rate_keys),
-        job_start_s=job_start_s,
-        busy=is_busy,
-    )
-    return result, built
+    with ExitStack() as stack:
+        built = context.build(
+            *(ensemble, assignment.rank_info, sharing, InputShare(), stack),
+            *(site.network, site.timeouts),
+            partial=True,
+        )
+        built_s = time.perf_counter() - began
+        busy = busy_share(context.binding.device)
+        steady = _train_steadily(built, member, context, _wanted_error(measurements, point), busy)
+        is_busy = busy() if point.gpus == 1 else None
+        times = steady.result()
+        first_end_s, epoch_s = _epoch_ends(built, member, context, times.mean_s)
+        # The first evaluation is traced: its extra time over the second belongs to the start-up.
+        first_evaluate_s, metrics = _timed_evaluation(built, 1, context)
+        evaluate_s, _ = _timed_evaluation(built, 2, context)
+        check_metrics(metrics | {"loss": 0.0}, member)
+        once_s = (
+            max(0.0, (steady.first_step_s or 0.0) - times.mean_s)
+            + max(0.0, first_end_s - epoch_s)
+            + max(0.0, first_evaluate_s - evaluate_s)
+        )
+        scratch, saves = folder / "scratch" / point.source, point.gpus == member.min_gpus
+        result = ProfilePoint(
+            member=point.member,
+            gpus=point.gpus,
+            rate=member.step_samples(point.gpus) / times.mean_s,
+            fingerprint=member.fingerprint,
+            batch_size=member.batch_size,
+            measured_at=time.time(),
+            machine=hardware_here(assignment.task.gpu_type or site.gpu_type, built.framework.version()),
+            samples_per_epoch=measurements.ensemble.samples_per_epoch or built.training.samples,
+            startup_s=step_s + built_s + once_s,
+            evaluate_s=evaluate_s,
+            checkpoint_s=_checkpoint_seconds(built, member, scratch),
+            save_s=_save_seconds(built, member, context, times.mean_s, scratch) if saves else None,
+            peak_memory_bytes=peak_memory(),
+            epoch_s=epoch_s,
+            rate_error=times.error,
+            step_spread=times.spread,
+            steps=steady.steps,
+            slow_steps_s=times.slow_steps_s,
+            shape=shape_digest(member, measurements.ensemble.rate_keys),
+            job_start_s=job_start_s,
+            busy=is_busy,
+        )
+    context.reporter(assignment.task).write("point", **encode(result))
+    context.group.barrier_and_close()
 
 
 def _wanted_error(measurements: Measurements, point: ProfileTarget) -> float:
@@ -157,9 +142,10 @@ def _train_steadily(
             busy()
         context.heartbeat()
 
-    most = member.micro_batch_size
     batches = Batches(
-        loader, 1, 0, built.group, lambda: clock.done, after_step, most=most, in_step=member.shard
+        *(loader, 1, 0, built.group, lambda: clock.done, after_step),
+        most=member.micro_batch_size,
+        in_step=member.shard,
     )
     built.network.train(batches)
     return clock
@@ -311,10 +297,30 @@ def measure_command(assignment: Assignment, context: WorkerContext) -> None:
     times, began = _run(measurements, point, assignment, group, context)
     group.barrier_and_close()
     start = assignment.launched_at if assignment.own_step else began
-    if group.rank == 0:
-        found = _point(measurements, point, times, times.pace(start), assignment.task.gpu_type)
-        result = replace(found, job_start_s=max(0.0, start - assignment.launched_at))
-        context.reporter(assignment.task).write("point", **encode(result))
+    if group.rank != 0:
+        return
+    ensemble, pace = measurements.ensemble, times.pace(start)
+    member = ensemble.member(point.member)
+    seen = None if pace.epoch_samples is None else int(pace.epoch_samples)
+    result = ProfilePoint(
+        member=member.name,
+        gpus=point.gpus,
+        rate=pace.rate,
+        fingerprint=member.fingerprint,
+        batch_size=member.batch_size,
+        measured_at=time.time(),
+        machine=hardware_here(assignment.task.gpu_type or site.gpu_type, COMMAND),
+        samples_per_epoch=ensemble.samples_per_epoch or seen,
+        startup_s=pace.startup_s,
+        peak_memory_bytes=times.peak_bytes,
+        epoch_s=pace.epoch_s,
+        rate_error=pace.per_sample.error if pace.runs > 1 else None,
+        step_spread=pace.per_sample.spread,
+        steps=pace.runs,
+        shape=shape_digest(member, ensemble.rate_keys),
+        job_start_s=max(0.0, start - assignment.launched_at),
+    )
+    context.reporter(assignment.task).write("point", **encode(result))
 
 
 def _run(
@@ -406,36 +412,3 @@ class ReportTimes:
         if not any(mark.samples for mark in self.marks):
             return "the script has reported no samples"
         return f"the script has reported too little for a rate ({self._lines} reports)"
-
-
-def _point(
-    measurements: Measurements,
-    point: ProfileTarget,
-    times: ReportTimes,
-    pace: ScriptPace,
-    gpu_type: str | None,
-) -> ProfilePoint:
-    ensemble, found = measurements.ensemble, gpu_and_driver()
-    member: Member = ensemble.member(point.member)
-    return ProfilePoint(
-        member=member.name,
-        gpus=point.gpus,
-        rate=pace.rate,
-        fingerprint=member.fingerprint,
-        batch_size=member.batch_size,
-        measured_at=time.time(),
-        machine=Hardware(gpu_type or measurements.site.gpu_type or found[0], found[1], COMMAND),
-        samples_per_epoch=_epoch_samples(ensemble, pace),
-        startup_s=pace.startup_s,
-        peak_memory_bytes=times.peak_bytes,
-        epoch_s=pace.epoch_s,
-        rate_error=pace.per_sample.error if pace.runs > 1 else None,
-        step_spread=pace.per_sample.spread,
-        steps=pace.runs,
-        shape=shape_digest(member, ensemble.rate_keys),
-    )
-
-
-def _epoch_samples(ensemble: Ensemble, pace: ScriptPace) -> int | None:
-    seen = None if pace.epoch_samples is None else int(pace.epoch_samples)
-    return ensemble.samples_per_epoch or seen

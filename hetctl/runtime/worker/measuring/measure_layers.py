@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
@@ -16,15 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hetctl.model.profile import Hardware, LayerPoint, MeasuredLayer
+from hetctl.model.profile import LayerPoint, MeasuredLayer
 from hetctl.model.serialization import encode
 from hetctl.runtime.data.input_pipeline import Sharing, refuse_own_batches
 from hetctl.runtime.data.loaders import Loader, Samples
 from hetctl.runtime.data.named_arrays import refuse_named
 from hetctl.runtime.frameworks.stage_network import Chain, ComputeTime, StageNetwork, Tensor, TensorMemory
 from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.hardware import gpu_and_driver
-from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
+from hetctl.runtime.worker.hardware import MemoryGauge, hardware_here
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.storage.profile_request import read_measurements
 
@@ -56,18 +54,16 @@ def measure_layers(assignment: Assignment, context: WorkerContext) -> None:
     with ExitStack() as stack:
         training = context.open_alone(measurements.ensemble.of(member), sharing, stack)
         batch, sample, samples = first_batch(training), training.sample, training.samples
-    gpu_type, driver = gpu_and_driver()
     memory = framework.tensor_memory()
     layers = measured_layers(
         chain, memory, batch, sample, gauge, lambda: context.start_layer(member), context.heartbeat
     )
-    machine = Hardware(assignment.task.gpu_type or site.gpu_type or gpu_type, driver, framework.version())
     result = LayerPoint(
         member=member.name,
         fingerprint=member.fingerprint,
         batch_size=member.batch_size,
         measured_at=time.time(),
-        machine=machine,
+        machine=hardware_here(assignment.task.gpu_type or site.gpu_type, framework.version()),
         samples_per_epoch=measurements.ensemble.samples_per_epoch or samples,
         context_bytes=context_bytes,
         layers=layers,
@@ -114,29 +110,33 @@ def measured_layers(
     for number, name in enumerate(chain.layers):
         prepare()
         stage = chain.build(range(number, number + 1), sample)
-        layer: _RunLayer = (
-            _LastLayer(stage, memory, inputs, targets, gauge)
-            if number == last
-            else _InnerLayer(stage, memory, inputs, gauge)
-        )
+        layer = _RunLayer(stage, memory, inputs, gauge, targets if number == last else None)
         found = _steady(layer.timed_passes, heartbeat)
-        # In a stage, activations between layers stay on the GPU. Its own clock leaves copies out.
-        times.append(found if stage.computed() else _without_copies(found, *layer.copies()))
+        if not stage.computed():
+            # In a stage, activations between layers stay on the GPU. Its own clock leaves copies out.
+            (forward, backward, update), (there_s, back_s) = found, layer.copies()
+            found = (
+                forward._replace(compute_s=forward.compute_s - there_s),
+                backward._replace(compute_s=backward.compute_s - back_s),
+                update,
+            )
+        times.append(found)
         held, beyond = layer.memory()
-        parameters = _size_of(stage.weights())
-        measured = MeasuredLayer(
-            name=name,
-            forward_s=0.0,
-            backward_s=0.0,
-            activation_bytes=layer.outputs.nbytes,
-            parameter_bytes=parameters,
-            # Inputs of later layers are outputs of the layers before, or were received.
-            held_bytes=held + (inputs.nbytes if number == 0 else 0),
-            # The layers of a stage hold all gradients at once, but share one workspace.
-            workspace_bytes=max(0, beyond - parameters),
-            optimizer_bytes=stage.slot_bytes(),
+        parameters = sum(array.nbytes for array in stage.weights())
+        layers.append(
+            MeasuredLayer(
+                name=name,
+                forward_s=0.0,
+                backward_s=0.0,
+                activation_bytes=layer.outputs.nbytes,
+                parameter_bytes=parameters,
+                # Inputs of later layers are outputs of the layers before, or were received.
+                held_bytes=held + (inputs.nbytes if number == 0 else 0),
+                # The layers of a stage hold all gradients at once, but share one workspace.
+                workspace_bytes=max(0, beyond - parameters),
+                optimizer_bytes=stage.slot_bytes(),
+            )
         )
-        layers.append(measured)
         inputs = layer.outputs
     return tuple(_with_times(layers, times))
 
@@ -174,64 +174,32 @@ def _steady(passes: Callable[[], Passes], heartbeat: Callable[[], None]) -> Pass
         found.append(passes())
         spent_s += sum(time.compute_s for time in found[-1])
         heartbeat()
-    forward, backward, update = (_median(phase) for phase in zip(*found, strict=True))
+    forward, backward, update = (
+        ComputeTime(*map(statistics.median, zip(*phase, strict=True))) for phase in zip(*found, strict=True)
+    )
     return forward, backward, update
 
 
-def _without_copies(found: Passes, there_s: float, back_s: float) -> Passes:
-    forward, backward, update = found
-    return (
-        forward._replace(compute_s=forward.compute_s - there_s),
-        backward._replace(compute_s=backward.compute_s - back_s),
-        update,
-    )
+class _RunLayer:
+    """A layer with its inputs; one with targets is the last, which runs both passes as one.
 
+    Validation runs the forward pass of the last layer alone.
+    """
 
-def _median(times: Sequence[ComputeTime]) -> ComputeTime:
-    return ComputeTime(*map(statistics.median, zip(*times, strict=True)))
-
-
-class _RunLayer(ABC):
-    """A layer with its inputs."""
-
-    outputs: Tensor
-
-    def __init__(self, stage: StageNetwork, memory: TensorMemory, inputs: Tensor, gauge: MemoryGauge) -> None:
+    def __init__(
+        self,
+        stage: StageNetwork,
+        memory: TensorMemory,
+        inputs: Tensor,
+        gauge: MemoryGauge,
+        targets: Tensor | None,
+    ) -> None:
         self._stage, self._memory, self._inputs, self._gauge = stage, memory, inputs, gauge
-        self._minibatches = count()
-
-    @abstractmethod
-    def timed_passes(self) -> Passes:
-        """Run a minibatch forward and back with a version of the weights of its own; return the times."""
-
-    @abstractmethod
-    def copies(self) -> tuple[float, float]:
-        """Return the seconds of copying in the forward pass and in the backward pass."""
-
-    @abstractmethod
-    def _passes(self, minibatch: int) -> int:
-        """Run both passes; return the bytes held between them."""
-
-    def memory(self) -> tuple[int, int]:
-        """Return the bytes held between the passes, and the further bytes of passes and update."""
-        minibatch, gauge = next(self._minibatches), self._gauge
-        before = gauge.used()
-        gauge.reset_peak()
-        held = self._passes(minibatch)
-        self._update(minibatch)
-        # Further bytes are those neither there before, nor held, nor received.
-        return held, max(0, gauge.peak() - before - held - gauge.received_bytes(self._inputs))
-
-    def _update(self, minibatch: int) -> None:
-        self._stage.update(minibatch)
-        self._gauge.synchronize()
-
-
-class _InnerLayer(_RunLayer):
-    """Layer that another one follows."""
-
-    def __init__(self, stage: StageNetwork, memory: TensorMemory, inputs: Tensor, gauge: MemoryGauge) -> None:
-        super().__init__(stage, memory, inputs, gauge)
+        self._targets, self._minibatches = targets, count()
+        self._gradient, self._returns_gradient = None, True
+        if targets is not None:
+            self.outputs = memory.array(stage.infer(inputs))
+            return
         minibatch = next(self._minibatches)
         self.outputs = memory.array(stage.forward(minibatch, stage.version(), inputs))
         self._gradient = np.full_like(self.outputs, 1 / max(1, self.outputs.size))
@@ -239,79 +207,62 @@ class _InnerLayer(_RunLayer):
         stage.update(minibatch)
 
     def timed_passes(self) -> Passes:
+        """Run a minibatch forward and back with a version of the weights of its own; return the times."""
         minibatch = next(self._minibatches)
-        forward = _time_of(self._stage, lambda: self._forward(minibatch))
-        backward = _time_of(self._stage, lambda: self._backward(minibatch))
-        return forward, backward, _time_of(self._stage, lambda: self._update(minibatch))
+        forward = self._time_of(lambda: self._forward(minibatch))
+        backward = self._time_of(lambda: self._backward(minibatch))
+        if self._targets is not None:
+            backward = ComputeTime(
+                backward.compute_s - forward.compute_s, backward.launch_s - forward.launch_s
+            )
+        return forward, backward, self._time_of(lambda: self._update(minibatch))
 
     def copies(self) -> tuple[float, float]:
+        """Return the seconds of copying in the forward pass and in the backward pass."""
         inputs_s, outputs_s = self._gauge.copy_s(self._inputs), self._gauge.copy_s(self.outputs)
+        if self._targets is not None:
+            # The joint passes copy inputs and return their gradient.
+            return inputs_s + outputs_s, inputs_s - outputs_s
         return inputs_s + outputs_s, outputs_s + inputs_s * self._returns_gradient
 
-    def _passes(self, minibatch: int) -> int:
-        held = self._gauge.kept_by(lambda: self._forward(minibatch), self._inputs)
+    def memory(self) -> tuple[int, int]:
+        """Return the bytes held between the passes, and the further bytes of passes and update."""
+        minibatch, gauge = next(self._minibatches), self._gauge
+        before = gauge.used()
+        gauge.reset_peak()
+        held = int(self.outputs.nbytes)
+        if self._targets is None:
+            held = gauge.kept_by(lambda: self._forward(minibatch), self._inputs)
         self._backward(minibatch)
-        return held
+        self._update(minibatch)
+        # Further bytes are those neither there before, nor held, nor received.
+        return held, max(0, gauge.peak() - before - held - gauge.received_bytes(self._inputs))
 
     def _forward(self, minibatch: int) -> Tensor:
-        outputs = self._stage.forward(minibatch, self._stage.version(), self._inputs)
+        if self._targets is not None:
+            outputs = self._stage.infer(self._inputs)
+        else:
+            outputs = self._stage.forward(minibatch, self._stage.version(), self._inputs)
         self._gauge.synchronize()
         return self._memory.array(outputs)
 
     def _backward(self, minibatch: int) -> None:
-        self._stage.backward(minibatch, self._gradient)
+        """Run the backward pass; of the last layer, both."""
+        if self._targets is not None:
+            version = self._stage.version()
+            self._stage.forward_backward(minibatch, version, self._inputs, self._targets)
+        else:
+            self._stage.backward(minibatch, self._gradient)
         self._gauge.synchronize()
 
-
-class _LastLayer(_RunLayer):
-    """Last layer, which runs both passes as one; validation runs its forward pass alone."""
-
-    def __init__(
-        self,
-        stage: StageNetwork,
-        memory: TensorMemory,
-        inputs: Tensor,
-        targets: Tensor,
-        gauge: MemoryGauge,
-    ) -> None:
-        super().__init__(stage, memory, inputs, gauge)
-        self._targets = targets
-        self.outputs = memory.array(stage.infer(inputs))
-
-    def timed_passes(self) -> Passes:
-        """Return the times of the forward pass alone, of the rest of both passes, and of the update."""
-        minibatch = next(self._minibatches)
-        forward = _time_of(self._stage, self._infer)
-        both = _time_of(self._stage, lambda: self._forward_backward(minibatch))
-        backward = ComputeTime(both.compute_s - forward.compute_s, both.launch_s - forward.launch_s)
-        return forward, backward, _time_of(self._stage, lambda: self._update(minibatch))
-
-    def copies(self) -> tuple[float, float]:
-        """Return the same as an inner layer; here the joint passes copy inputs and return their gradient."""
-        inputs_s, outputs_s = self._gauge.copy_s(self._inputs), self._gauge.copy_s(self.outputs)
-        return inputs_s + outputs_s, inputs_s - outputs_s
-
-    def _passes(self, minibatch: int) -> int:
-        self._forward_backward(minibatch)
-        return self.outputs.nbytes
-
-    def _infer(self) -> None:
-        self._stage.infer(self._inputs)
+    def _update(self, minibatch: int) -> None:
+        self._stage.update(minibatch)
         self._gauge.synchronize()
 
-    def _forward_backward(self, minibatch: int) -> None:
-        self._stage.forward_backward(minibatch, self._stage.version(), self._inputs, self._targets)
-        self._gauge.synchronize()
-
-
-def _time_of(stage: StageNetwork, run: Callable[[], object]) -> ComputeTime:
-    """Return a call's time on the GPU; on a slot, the elapsed time."""
-    stage.computed()
-    began = time.perf_counter()
-    run()
-    seconds = time.perf_counter() - began
-    return stage.computed() or ComputeTime(seconds)
-
-
-def _size_of(arrays: Iterable[Tensor]) -> int:
-    return sum(array.nbytes for array in arrays)
+    def _time_of(self, run: Callable[[], object]) -> ComputeTime:
+        """Return a call's time on the GPU; on a slot, the elapsed time."""
+        self._stage.computed()
+        began = time.perf_counter()
+        run()
+        seconds = time.perf_counter() - began
+        return self._stage.computed() or ComputeTime(seconds)

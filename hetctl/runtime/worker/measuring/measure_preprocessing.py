@@ -7,11 +7,10 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.interpreter import skip_last_collections
@@ -27,7 +26,7 @@ from hetctl.runtime.worker.reporting import report_failure
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.patience import PATIENT
-from hetctl.storage.profile_request import Measurements, read_measurements
+from hetctl.storage.profile_request import read_measurements
 
 PREPROCESS = "preprocess"
 LEAST_S, MOST_S = 0.25, 1.0
@@ -37,20 +36,16 @@ ENOUGH_CALLS = 20
 
 def main(folder: Path) -> int:
     """Measure the preprocessing; write the results to an event file."""
+    events = EventWriter(folder / "events", PREPROCESS, patience=PATIENT)
     try:
-        _measure(read_measurements(folder), folder / "events")
+        measurements = read_measurements(folder)
+        load_functions(measurements.ensemble)
+        for cores in measurements.preprocess_cores:
+            rate = _preprocessing_rate(measurements.ensemble, cores)
+            events.write("preprocess", **encode(PreprocessPoint(cores, rate)))
     except Exception as error:
-        return report_failure(error, EventWriter(folder / "events", PREPROCESS, patience=PATIENT))
+        return report_failure(error, events)
     return 0
-
-
-def _measure(measurements: Measurements, events: Path) -> None:
-    load_functions(measurements.ensemble)
-    for cores in measurements.preprocess_cores:
-        rate = _preprocessing_rate(measurements.ensemble, cores)
-        EventWriter(events, PREPROCESS, patience=PATIENT).write(
-            "preprocess", **encode(PreprocessPoint(cores, rate))
-        )
 
 
 def _preprocessing_rate(ensemble: Ensemble, cores: int) -> float:
@@ -76,7 +71,8 @@ def _preprocess(ensemble: Ensemble, core: int) -> tuple[int, float, float]:
     start = time.perf_counter()
     training, validation = as_sources(read())
     if isinstance(training, ArraySource):
-        calls = itertools.chain([len(training) + len(validation)], _reads(read))
+        again = (sum(map(len, as_sources(read()))) for _ in itertools.count())
+        calls = itertools.chain([len(training) + len(validation)], again)
     else:
         batch_size = max(member.batch_size for member in ensemble.members)
         start, calls = time.perf_counter(), _calls(training, batch_size)
@@ -86,12 +82,6 @@ def _preprocess(ensemble: Ensemble, core: int) -> tuple[int, float, float]:
         if time.perf_counter() - start >= (LEAST_S if number >= ENOUGH_CALLS else MOST_S):
             break
     return samples, start, time.perf_counter()
-
-
-def _reads(read: Callable[[], Any]) -> Iterator[int]:
-    """Read arrays again and again; yield the number of samples of each call."""
-    while True:
-        yield sum(map(len, as_sources(read())))
 
 
 def _calls(source: Source, batch_size: int) -> Iterator[int]:

@@ -15,14 +15,15 @@ from hetctl.runtime.agent.binding import GPU, Binding
 from hetctl.runtime.agent.gpus import active_links, gpus_of_node, visible_gpus
 from hetctl.runtime.agent.rank_template import import_times
 from hetctl.runtime.data.partition_folder import path_on_node
-from hetctl.runtime.frameworks import NCCL, Framework, load_framework
+from hetctl.runtime.frameworks import GLOO, NCCL, Framework, load_framework
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend, join_group
-from hetctl.runtime.worker.measuring.all_reduce import SIZE_BYTES, RankTime
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.storage.atomic_io import write_json
-from hetctl.storage.probe_files import RankReport, StartCost, read_order
+from hetctl.storage.probe_files import RankReport, RankTime, StartCost, read_order
 
+SIZE_BYTES = {NCCL: 64 * 2**20, GLOO: 8 * 2**20}
+"""Bytes per rank of an all-reduce: enough to saturate links of that kind, few enough for slow ones."""
 BYTES_PER_NUMBER = 4
 WARM_UPS, TIMED = 2, 9
 SEED = 0
@@ -85,7 +86,7 @@ def time_all_reduce(assignment: Assignment, context: WorkerContext) -> None:
     backend = framework.backend()
     size = SIZE_BYTES[backend]
     seconds = _median_seconds(framework.all_reduce(size // BYTES_PER_NUMBER), context)
-    on_gpu = backend == NCCL
+    on_gpu, gpus = backend == NCCL, visible_gpus(gpus_of_node(), os.environ)[binding.device or 0 :]
     found = RankTime(
         group=assignment.task.name,
         node=binding.node,
@@ -94,7 +95,7 @@ def time_all_reduce(assignment: Assignment, context: WorkerContext) -> None:
         bytes=size,
         median_s=seconds,
         unreached=_unreached(framework, binding, order.site.gpus_per_node) if on_gpu else (),
-        links=_links(binding) if on_gpu else None,
+        links=active_links(gpus[0]) if on_gpu and gpus else None,
     )
     write_json(folder / f"time-{assignment.task.name}-{assignment.rank_info.rank:04d}.json", encode(found))
     context.group.barrier_and_close()
@@ -120,8 +121,3 @@ def _unreached(framework: Framework, binding: Binding, devices: int) -> tuple[in
     if os.environ.get(DIRECT_IS_OFF) == "1":
         return tuple(other for other in range(devices) if other != binding.device)
     return framework.without_peer_access(binding.device, devices)
-
-
-def _links(binding: Binding) -> int | None:
-    own = visible_gpus(gpus_of_node(), os.environ)[binding.device or 0 :]
-    return active_links(own[0]) if own else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hetctl.model.ensemble import Member
@@ -90,14 +90,13 @@ class BestCopies:
         shutil.rmtree(unfinished, ignore_errors=True)
         new_folder(unfinished)
         before = _state_of(source)
+        copy = unfinished / source.name
         try:
             if source.is_dir():
                 left_out = shutil.ignore_patterns(*NOT_COPIED, TENSORBOARD)
-                shutil.copytree(
-                    source, unfinished / source.name, copy_function=self._copy_file, ignore=left_out
-                )
+                shutil.copytree(source, copy, copy_function=self._copy_file, ignore=left_out)
             else:
-                self._copy_file(str(source), str(unfinished / source.name))
+                self._copy_file(str(source), str(copy))
             if _state_of(source) != before:
                 raise ChangedMeanwhileError
         except (ChangedMeanwhileError, OSError, shutil.Error):
@@ -120,11 +119,7 @@ class BestCopies:
 
 def _state_of(source: Path) -> list[tuple[str, int, int, int]]:
     """Return the inode, size and time of change of each file that is copied."""
-    return [(str(path), found.st_ino, found.st_size, found.st_mtime_ns) for path, found in _files(source)]
-
-
-def _files(source: Path) -> Iterable[tuple[Path, os.stat_result]]:
     paths = sorted(source.rglob("*")) if source.is_dir() else [source]
-    for path in paths:
-        if NOT_COPIED.isdisjoint(path.parts) and not path.match(TENSORBOARD) and path.is_file():
-            yield path, path.stat()
+    copied = [p for p in paths if NOT_COPIED.isdisjoint(p.parts) and not p.match(TENSORBOARD) and p.is_file()]
+    stats = zip(copied, map(Path.stat, copied), strict=True)
+    return [(str(path), found.st_ino, found.st_size, found.st_mtime_ns) for path, found in stats]

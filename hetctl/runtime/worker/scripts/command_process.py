@@ -106,7 +106,16 @@ class CommandProcess:
                 os.close(descriptor)
         # A command that reads no answers must not keep the rank waiting.
         os.set_blocking(self._answers, False)
-        self._guard, self._guarded = _new_guard(), False
+        # It ends the group when this process ends: the kernel would end the child alone.
+        self._guarded = False
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", GUARD],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         self._errors = _ErrorTail(errors)
         self._rest = b""
         self._open = True
@@ -233,18 +242,6 @@ class _NewProgram(subprocess.Popen[bytes]):
         if found is None:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-
-
-def _new_guard() -> subprocess.Popen[bytes]:
-    """Start a process that ends a group when this one ends; the kernel would end the child alone."""
-    return subprocess.Popen(
-        ["/bin/sh", "-c", GUARD],
-        bufsize=0,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
 
 
 class _ErrorTail:

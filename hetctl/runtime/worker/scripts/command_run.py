@@ -108,8 +108,7 @@ def start_command(
     environment = command_environment(group, context.binding, member, own, keep)
     warm: Callable[[int, Mapping[str, int]], WarmStart] | None = None
     if python := warm_python_of(member, words, folder):
-        own_start = partial(start_warm, python, words, copy or folder, environment)
-        warm = partial(own_start, requests=context.binding.pythons)
+        warm = partial(start_warm, python, words, copy or folder, environment, context.binding.pythons)
     return keep.enter_context(closing(CommandProcess(words, copy or folder, environment, grace_s, warm)))
 
 
@@ -140,15 +139,11 @@ def command_environment(
         # Horovod's ranks connect over IPv4 only.
         if group.rank == 0 and ":" not in host:
             of_horovod = keep.enter_context(horovod_rendezvous(horovod_scopes(devices), host))
-    port, of_horovod = group.broadcast([_free_port(), of_horovod])
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port, of_horovod = group.broadcast([free.getsockname()[1], of_horovod])
     ranks = rank_variables(group.rank, devices, host, port, interface, of_horovod)
     return {**common, **ranks, **member.environment, **own}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def own_variables(
@@ -310,11 +305,14 @@ class CommandRun:
         LostPeerError
             If another rank's command has failed.
         """
-        while not self._is_over():
+        while OVER not in self._heard:
             lines = self._take_reports(POLL_S)
             self._exchange()
             self.context.heartbeat()
-            self._report_process()
+            if (leader := self.process.leader()) != self._reported:
+                # The agent, which watches memory, does not know a process that is no child of this rank.
+                self._reported = leader
+                self.context.send(command=leader)
             self._stop_if_requested()
             # After the stop request: a script that looks for it right after its report must see it.
             self.process.answer(lines)
@@ -322,31 +320,19 @@ class CommandRun:
             code = self.process.ended()
             if code is not None and self.group.rank not in self.ended:
                 self._end(code)
-        if self.group.rank == 0:
-            self.group.broadcast([OVER, ""])
+            if self.group.rank == 0 and len(self.ended) == self.group.size:
+                self._heard[OVER] = ""
+                self._tell(OVER)
 
     def report_end(self, events: EventWriter) -> None:
         """Write the last event of the member in this round."""
         duration_s = time.time() - self.process.began_at
-        if self.converged:
-            events.write("converged", reason=self.converged, duration_s=duration_s)
-        elif self.process.stopping:
+        if self.process.stopping and not self.converged:
             reason = self.stop.reason or self._heard.get(STOP)
             events.write("stopped", reason=reason, part_samples=0, duration_s=duration_s)
         else:
-            reason = "its command has ended with exit code 0"
+            reason = self.converged or "its command has ended with exit code 0"
             events.write("converged", reason=reason, duration_s=duration_s)
-
-    def _report_process(self) -> None:
-        """Tell the agent, which watches memory, of a process that is no child of this rank."""
-        if (leader := self.process.leader()) != self._reported:
-            self._reported = leader
-            self.context.send(command=leader)
-
-    def _is_over(self) -> bool:
-        if self.group.rank == 0:
-            return len(self.ended) == self.group.size
-        return OVER in self._heard
 
     def _take_reports(self, wait_s: float) -> int:
         """Judge the lines that have arrived; return their number."""
@@ -370,13 +356,12 @@ class CommandRun:
         Otherwise another rank's command could stop and leave rank 0's, which would then end without a
         request to stop.
         """
-        if self.process.stopping:
-            return
         leads, stop_requested = self.group.rank == 0, STOP in self._heard
-        if stop_requested or (leads and self.converged) or self.stop():
-            if leads or stop_requested:
-                self.process.stop()
-            self._request_stop()
+        if self.process.stopping or not (stop_requested or (leads and self.converged) or self.stop()):
+            return
+        if leads or stop_requested:
+            self.process.stop()
+        self._request_stop()
 
     def _request_stop(self) -> None:
         """Tell the other ranks, through rank 0, to stop."""
@@ -395,27 +380,25 @@ class CommandRun:
         """Note the end of this rank's command, after its last reports in the pipe."""
         self._take_reports(0.0)
         if code == -signal.SIGTERM and not self.process.stopping:
-            self._await_own_signal()
+            limit = time.monotonic() + SIGNAL_DELAY_S
+            while not self.stop() and time.monotonic() < limit:
+                time.sleep(CLOSED_POLL_S)
+            if self.stop():
+                self.process.stop()
+                self._request_stop()
         if code and not self.process.stopping:
             self._exchange()
             self._tell(FAILED)
-            is_out_of_memory = code == -signal.SIGKILL and oom_kills() > self.memory_kills
-            errors, environment = self.process.last_errors(), self.process.environment
-            program = self.process.program
-            raise command_failure(code, errors, environment, program, is_out_of_memory=is_out_of_memory)
+            process, is_killed = self.process, code == -signal.SIGKILL
+            raise command_failure(
+                *(code, process.last_errors(), process.environment, process.program),
+                is_out_of_memory=is_killed and oom_kills() > self.memory_kills,
+            )
         if self.process.stopping:
             print(f"the command has ended after it was told to stop ({_described(code)})", flush=True)
         self.ended.add(self.group.rank)
         if self.group.rank != 0:
             self._tell(ENDED)
-
-    def _await_own_signal(self) -> None:
-        limit = time.monotonic() + SIGNAL_DELAY_S
-        while not self.stop() and time.monotonic() < limit:
-            time.sleep(CLOSED_POLL_S)
-        if self.stop():
-            self.process.stop()
-            self._request_stop()
 
 
 def command_failure(
@@ -441,8 +424,7 @@ def command_failure(
     is_out_of_memory : bool
         True if the kernel killed it for memory.
     """
-    signs = (*OUT_OF_MEMORY_ERRORS, *FULL_MEMORY)
-    is_out_of_memory = is_out_of_memory or any(sign in errors for sign in signs)
+    is_out_of_memory |= any(sign in errors for sign in (*OUT_OF_MEMORY_ERRORS, *FULL_MEMORY))
     hint = "" if is_out_of_memory else _place_hint(errors, environment)
     if MISSING_MODULE in errors:
         path = shutil.which(program, path=environment.get("PATH")) or program
@@ -452,8 +434,7 @@ def command_failure(
         )
     cause = f": {shown}" if (shown := _last_lines(errors)) else ""
     error = BadInputError(f"the command has ended with {_described(code)}{cause}", hint)
-    of_disk = (*DISK_FULL_ERRORS, *SERVER_ERRORS)
-    named = next((number for number in of_disk if os.strerror(number) in errors), None)
+    named = next((n for n in (*DISK_FULL_ERRORS, *SERVER_ERRORS) if os.strerror(n) in errors), None)
     if is_out_of_memory:
         # Counts as out of memory, so the batch may become smaller.
         error.__cause__ = MemoryError()

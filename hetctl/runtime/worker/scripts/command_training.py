@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hetctl.model.searches import PART
 from hetctl.model.serialization import encode
-from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult, TimedRate
+from hetctl.model.training_progress import NO_BEST, BestCheckpoint, EpochResult
 from hetctl.model.values import dataclass
 from hetctl.perf.step_times import (
     WANTED_IN_TRAINING,
@@ -23,7 +23,7 @@ from hetctl.perf.step_times import (
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend
 from hetctl.runtime.worker.hardware import Busy, busy_share, live_metrics_to
-from hetctl.runtime.worker.member_trainer import Note, check_metrics
+from hetctl.runtime.worker.member_trainer import Note, check_metrics, timed_rate
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.scripts.best_copies import PREDICTIONS, BestCopies, ChangedMeanwhileError
 from hetctl.runtime.worker.scripts.command_process import (
@@ -164,7 +164,10 @@ class EpochReports:
             checkpoint = self._existing("checkpoint", report.checkpoint)
             predictions = self._existing("predictions", report.predictions)
         except WrongReportError as error:
-            self._ignore(line, str(error))
+            self._wrong += 1
+            if self._wrong == 1:
+                print(f"a report of the command is ignored: {error}: {printable(line)}", flush=True)
+                self.events.write("report_ignored", line=printable(line), rule=str(error))
             return None
         if report.epoch is not None:
             self._note(report, report.epoch, self.clock())
@@ -175,7 +178,12 @@ class EpochReports:
                 self._keep(self._copies, checkpoint, report.epoch)
                 self.report_best()
         if predictions is not None and report.epoch is not None:
-            self._keep_predictions(predictions, report.epoch)
+            size, most = PATIENT.call(predictions.stat).st_size, self.member.keep.predictions or 0
+            if size <= most:
+                self._keep(self._predictions, predictions, report.epoch)
+            else:
+                allowed = f"`keep: {{predictions: ..}}` allows {most:,}"
+                print(f"{predictions} is not kept: {size:,} bytes, and {allowed}", flush=True)
         return self.reason_to_stop()
 
     def report_best(self) -> None:
@@ -193,16 +201,6 @@ class EpochReports:
         except (FileNotFoundError, shutil.Error) as error:
             print(f"{named} cannot be copied: epoch {epoch} is not kept: {error}", flush=True)
 
-    def _keep_predictions(self, predictions: Path, epoch: int) -> None:
-        size, most = PATIENT.call(predictions.stat).st_size, self.member.keep.predictions or 0
-        if size <= most:
-            self._keep(self._predictions, predictions, epoch)
-        else:
-            print(
-                f"{predictions} is not kept: {size:,} bytes, and `keep: {{predictions: ..}}` allows {most:,}",
-                flush=True,
-            )
-
     def _existing(self, key: str, name: str | None) -> Path | None:
         path = None if name is None else Path(self.spec.ensemble.folder, name)
         if path is not None and not PATIENT.call(path.exists):
@@ -213,21 +211,18 @@ class EpochReports:
         mark = Mark(now, epoch, report.samples or 0.0, report.finished, report.seconds)
         self._marks = add_mark(self._marks, mark)
         self._time(mark)
-        self._report_first_step(mark)
+        if self.starts_at and (report.seconds or not report.finished):
+            # Its first report tells when training began.
+            began_at = now - (report.seconds or 0.0)
+            startup_s, restart_s = (max(0.0, began_at - start) for start in self.starts_at())
+            self.events.write("first_step", startup_s=startup_s, restart_s=restart_s)
+        self.starts_at = None
         self.note(epoch, int(report.samples or 0), report.metrics.get("loss"))
         if report.finished:
             self._finish(report, epoch, now)
         elif (search := self.spec.ensemble.search) and search.prune and search.prune.metric in report.metrics:
             samples = int(report.samples or 0)
             self.events.write(PART, epoch=epoch, samples=samples, metrics=report.metrics)
-
-    def _report_first_step(self, mark: Mark) -> None:
-        """Report how long this start took, if its first report tells when training began."""
-        if self.starts_at and (mark.seconds or not mark.finished):
-            began_at = mark.time - (mark.seconds or 0.0)
-            startup_s, restart_s = (max(0.0, began_at - start) for start in self.starts_at())
-            self.events.write("first_step", startup_s=startup_s, restart_s=restart_s)
-        self.starts_at = None
 
     def _time(self, mark: Mark) -> None:
         if self._timed is None or not is_new_run(self._timed, mark):
@@ -237,34 +232,16 @@ class EpochReports:
             # What comes before is no training.
             self.busy()
         if times := known_times(self._timed, WANTED_IN_TRAINING):
-            allocation = self.spec.allocation
-            gpus = allocation.gpus if allocation.alone else allocation.own_gpus
-            busy = self.busy() if allocation.gpus == 1 else None
-            timed = TimedRate(
-                *(1 / times.mean_s, gpus, self.member.batch_size),
-                *(self.spec.gpu_type, times.error, time.time()),
-                *(busy, allocation.beside),
-            )
+            place = self.spec.allocation, self.member, self.spec.gpu_type
+            timed = timed_rate(*place, 1 / times.mean_s, times.error, self.busy)
             self.events.write("rate", **encode(timed))
             self._timed = None
 
     def _finish(self, report: ScriptReport, epoch: int, now: float) -> None:
         check_metrics(report.metrics, self.member)
-        result = self._result(report, epoch, now)
-        self._marks = self._marks[-1:]
-        # A command that was killed before it wrote its checkpoint trains the epoch again.
-        if epoch in self.history:
-            return
-        self.history[epoch] = result
-        self.events.write("epoch", **encode(result), evaluate_s=0.0, samples=report.samples)
-        path = tensorboard_file(Path(self.spec.checkpoints))
-        self._tensorboard = self._tensorboard or TensorBoardWriter(path, int(report.samples or 0))
-        self._tensorboard.show(result)
-
-    def _result(self, report: ScriptReport, epoch: int, now: float) -> EpochResult:
         ends = [mark for mark in self._marks if mark.finished]
         pace = epoch_pace(self._marks)
-        return EpochResult(
+        result = EpochResult(
             epoch=epoch,
             metrics=report.metrics,
             # The time until the first report includes the command's start.
@@ -276,9 +253,12 @@ class EpochReports:
             gpu_type=self.spec.gpu_type,
             overhead_s=pace.overhead_s,
         )
-
-    def _ignore(self, line: bytes, rule: str) -> None:
-        self._wrong += 1
-        if self._wrong == 1:
-            print(f"a report of the command is ignored: {rule}: {printable(line)}", flush=True)
-            self.events.write("report_ignored", line=printable(line), rule=rule)
+        self._marks = self._marks[-1:]
+        # A command that was killed before it wrote its checkpoint trains the epoch again.
+        if epoch in self.history:
+            return
+        self.history[epoch] = result
+        self.events.write("epoch", **encode(result), evaluate_s=0.0, samples=report.samples)
+        path = tensorboard_file(Path(self.spec.checkpoints))
+        self._tensorboard = self._tensorboard or TensorBoardWriter(path, int(report.samples or 0))
+        self._tensorboard.show(result)

@@ -225,18 +225,15 @@ def _run(start: dict[str, Any]) -> None:
         else:
             script = start["argv"][0]
             # As Python does it, which keeps a leading "./".
-            _run_file(module, script if script.startswith("/") else f"{Path.cwd()}/{script}")
+            path = script if script.startswith("/") else f"{Path.cwd()}/{script}"
+            loader = importlib.machinery.SourceFileLoader("__main__", path)
+            module.__dict__.update(__file__=path, __loader__=loader, __cached__=None)
+            exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), module.__dict__)
     except SystemExit as error:
         ENDED[EXIT_CODE] = _exit_code(error.code)
         raise
     except BaseException as error:
         _fail(error)
-
-
-def _run_file(module: types.ModuleType, path: str) -> None:
-    loader = importlib.machinery.SourceFileLoader("__main__", path)
-    module.__dict__.update(__file__=path, __loader__=loader, __cached__=None)
-    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), module.__dict__)
 
 
 def _fail(error: BaseException) -> NoReturn:

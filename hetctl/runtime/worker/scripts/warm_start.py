@@ -88,9 +88,9 @@ def start_warm(
     words: Sequence[str],
     folder: Path,
     environment: Mapping[str, str],
+    requests: int,
     errors: int,
     pipes: Mapping[str, int],
-    requests: int,
 ) -> WarmStart:
     """Have a command started by a warm Python of the node.
 
@@ -98,12 +98,12 @@ def start_warm(
     ----------
     folder : Path
         The project's folder or a copy of it, to run in.
+    requests : int
+        Descriptor to reach the node's `WarmPythons`.
     errors : int
         Descriptor of its standard error.
     pipes : mapping of str to int
         Descriptors by the variables that tell the command their numbers.
-    requests : int
-        Descriptor to reach the node's `WarmPythons`.
 
     Raises
     ------

@@ -74,8 +74,8 @@ class Starts:
         environment, warm = os.environ | variables, None
         if is_warm:
             python = warm_python_of(Member("a", preload=modules), words, self.folder)
-            start = partial(start_warm, python, words, self.folder, environment)
-            warm = partial(start, requests=self.pythons.requests.fileno())
+            requests = self.pythons.requests.fileno()
+            warm = partial(start_warm, python, words, self.folder, environment, requests)
         process = CommandProcess(words, self.folder, environment, 1.0, warm)
         if is_warm:
             self.pythons.serve(1)

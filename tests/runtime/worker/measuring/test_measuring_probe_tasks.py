@@ -10,16 +10,11 @@ from hetctl.cluster.launchers.agents import gpus_of
 from hetctl.model.site import Node
 from hetctl.model.training_settings import FRAMEWORKS, PYTORCH, TENSORFLOW
 from hetctl.runtime.agent.binding import Binding
+from hetctl.runtime.driver.probe import groups_on
 from hetctl.runtime.frameworks import GLOO, NCCL, framework_of_groups, load_framework
 from hetctl.runtime.worker.measuring import probe_tasks
-from hetctl.runtime.worker.measuring.all_reduce import (
-    SIZE_BYTES,
-    AllReduce,
-    RankTime,
-    bus_gb_per_s,
-    groups_on,
-    speed_of,
-)
+from hetctl.runtime.worker.measuring.probe_tasks import SIZE_BYTES
+from hetctl.storage.probe_files import AllReduce, RankTime, bus_gb_per_s, speed_of
 
 
 def test_every_backend_has_a_size_of_all_reduce():
