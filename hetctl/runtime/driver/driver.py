@@ -19,7 +19,7 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS
 from hetctl.model.values import dataclass
 from hetctl.runtime.data.partition_folder import stage_orders
-from hetctl.runtime.driver.job_modes import JobContext, JobMode, modes_of
+from hetctl.runtime.driver.job_modes import JobMode, modes_of
 from hetctl.runtime.driver.launched_steps import nodes_of_this_job
 from hetctl.runtime.driver.rank_group import RankGroup, failed_nodes
 from hetctl.runtime.driver.rank_pool import RankPool
@@ -43,7 +43,6 @@ from hetctl.scheduling.events import (
 )
 from hetctl.scheduling.job_scheduler import ALONE, DEADLINE, FINISHED, JobScheduler
 from hetctl.scheduling.planners import planner_named
-from hetctl.scheduling.planners.base import options_from
 from hetctl.scheduling.round_scheduler import POLL_S
 from hetctl.storage.event_files import EventQueue
 from hetctl.storage.kept_modules import with_kept_modules
@@ -135,7 +134,6 @@ class Driver:
         self._end_reason: str | None = None
         self._batch_id = batch_id
         self._signal_delay_s = signal_delay_s
-        self._planner = planner_named(self._spec.planner)
         nodes = nodes_of_this_job(self._spec.site, self._spec.gpus)
         self._scheduler = JobScheduler()
         self._rank_pool = RankPool(
@@ -167,19 +165,7 @@ class Driver:
             *(folder, self._spec, job, deadline, self._opened.max_uninterrupted_s),
             *(self._rank_pool, self._members, self._queue, self._note_disk_error, self._lease.mark),
         )
-        self._later = modes_of(
-            JobContext(
-                folder=folder,
-                spec=self._spec,
-                planner=self._planner,
-                options=options_from(self._spec.options),
-                rank_pool=self._rank_pool,
-                members=self._members,
-                rounds=self._rounds,
-                events=self._queue,
-                on_failure=self._note_disk_error,
-            )
-        )
+        self._later = modes_of(self._rounds)
         self._executors: dict[type, Callable[[Any], None]] = {
             Start: self._start,
             Stop: self._stop,
@@ -403,7 +389,7 @@ class Driver:
             self._events.write("partitions_staged", job=self._job, **encode(of_node))
 
     def _report_rates(self) -> None:
-        if self._planner.paradigm != "elastic" or time.monotonic() < self._next_rates:
+        if planner_named(self._spec.planner).paradigm != "elastic" or time.monotonic() < self._next_rates:
             return
         self._next_rates = time.monotonic() + RATES_EVERY_S
         for name, rate in self._members.rates_seen(self._scheduler.running).items():

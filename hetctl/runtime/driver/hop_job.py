@@ -33,7 +33,8 @@ from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.model.values import dataclass
 from hetctl.runtime.agent.messages import StoreOrder
 from hetctl.runtime.data.sharing.node_folder import run_key
-from hetctl.runtime.driver.job_modes import JobContext, JobMode
+from hetctl.runtime.driver.job_modes import JobMode
+from hetctl.runtime.driver.rounds import Rounds
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState, visit_in
 from hetctl.scheduling.job_scheduler import RunningTask
 from hetctl.storage.event_files import read_events
@@ -59,9 +60,9 @@ class HopJob(JobMode):
     damage a file on a shared file system.
     """
 
-    def __init__(self, job: JobContext) -> None:
-        super().__init__(job)
-        agents = job.rank_pool.agents
+    def __init__(self, rounds: Rounds) -> None:
+        super().__init__(rounds)
+        agents, spec = rounds.rank_pool.agents, rounds.spec
         self.executors = {
             OpenHops: self._open,
             FetchState: lambda command: agents.fetch(command.node, command.state, command.source),
@@ -71,10 +72,10 @@ class HopJob(JobMode):
             HopPlanMade: lambda command: self._write(DRIVER, "hop_plan", **encode(command)),
         }
         # Agents that start from now on open stores.
-        partitions, control = job.spec.ensemble.partitions, tuple(job.spec.site.network.control)
+        partitions, control = spec.ensemble.partitions, tuple(spec.site.network.control)
         assert partitions is not None
         self._partitions = partitions.count
-        agents.store = StoreOrder(run_key(job.spec.run, job.spec.checkpoints), partitions.paths(), control)
+        agents.store = StoreOrder(run_key(spec.run, spec.checkpoints), partitions.paths(), control)
         self._round = 0
         self._running: Mapping[str, RunningTask] = {}
         self._results: dict[tuple[str, int], EpochResult] = {}
@@ -85,21 +86,19 @@ class HopJob(JobMode):
 
     def scheduler(self) -> HopScheduler:
         """Begin the hops, from the members' newest checkpoints; return their scheduling."""
-        job = self.job
-        observer = job.observer(job.planner)
-        left = observer.left(job.now_s)
-        drop_leftovers(job.spec, left)
-        recorded = recorded_visits(events_in(job.folder))
-        states = newest_states(job.spec, left, recorded)
-        self.reconcile(states, job.members.epochs(left), recorded)
+        spec, options, members = self.rounds.spec, self.options, self.rounds.members
+        left = self.left(time.time() - members.began_at)
+        drop_leftovers(spec, left)
+        recorded = recorded_visits(events_in(self.rounds.folder))
+        states = newest_states(spec, left, recorded)
+        self.reconcile(states, members.epochs(left), recorded)
         # Members within a data-parallel epoch go on in the next phase.
         fit = [name for name in left if not states[name].is_within_epoch]
-        self._asked = dict(job.members.asked())
+        self._asked = dict(members.asked())
         progress = [
             hop_progress(member, states[member.name], self._partitions)
-            for member in job.members.with_batch_sizes(fit)
+            for member in members.with_batch_sizes(fit)
         ]
-        spec, options = job.spec, job.options
         rules = HopRules(
             partitions=self._partitions,
             seed=options.seed,
@@ -110,7 +109,7 @@ class HopJob(JobMode):
         search = SearchOptions(seed=options.seed, seconds=options.solver_time_limit_s)
         packages = FRAMEWORKS[spec.ensemble.framework].packages
         planner = HopPlanner(options.hop_scheduler, search, forms_groups=all(map(find_spec, packages)))
-        scheduler = HopScheduler(rules, progress, planner, observer)
+        scheduler = HopScheduler(rules, progress, planner, self)
         self._running = scheduler.running
         return scheduler
 
@@ -136,7 +135,7 @@ class HopJob(JobMode):
 
     def reports(self) -> Iterator[Any]:
         """Yield the reports of agents and ranks since the last call; record visits and checkpoints."""
-        rank_pool = self.job.rank_pool
+        rank_pool = self.rounds.rank_pool
         reports, rank_pool.reports = rank_pool.reports, []
         for report in reports:
             if isinstance(report, StateFetched):
@@ -154,36 +153,38 @@ class HopJob(JobMode):
 
     def arrivals(self, *, some_ended: bool) -> Iterator[HopProgress]:
         """Yield the trials that a search has asked for."""
-        job = self.job
-        if job.spec.ensemble.search is None or (not some_ended and time.monotonic() < self._next_trials):
+        members = self.rounds.members
+        if self.rounds.spec.ensemble.search is None or (
+            not some_ended and time.monotonic() < self._next_trials
+        ):
             return
         self._next_trials = time.monotonic() + TRIALS_EVERY_S
-        asked = job.members.asked()
+        asked = members.asked()
         new = [name for name, epochs in asked.items() if epochs > self._asked.get(name, 0)]
-        for member in job.members.with_batch_sizes(new):
+        for member in members.with_batch_sizes(new):
             yield PATIENT.call(self._progress_of, member)
         self._asked.update(asked)
 
     def _progress_of(self, member: Member) -> HopProgress:
         """Return the progress of a trial that joins the hops, from its events and its newest checkpoint."""
-        recorded = recorded_visits(read_events(self.job.folder.events_of(member.name)))
-        state = newest_states(self.job.spec, [member.name], recorded)[member.name]
+        recorded = recorded_visits(read_events(self.rounds.folder.events_of(member.name)))
+        state = newest_states(self.rounds.spec, [member.name], recorded)[member.name]
         return hop_progress(member, state, self._partitions)
 
     def on_task_ended(self, running: RunningTask, reason: str) -> None:
         """Record a visit that ended without a new state."""
         if (visit := running.task.visit) and not running.done:
-            lost = visit.ended(self.job.members.began_at + running.since_s, time.time(), reason=reason)
+            lost = visit.ended(self.rounds.members.began_at + running.since_s, time.time(), reason=reason)
             self._write(visit.config, "visit_lost", **{name: getattr(lost, name) for name in LOST_FIELDS})
 
     def _open(self, command: OpenHops) -> None:
         """Begin the round of all visits; the agents of all nodes start now."""
         self._round = command.round
-        self.job.rounds.open(command.round, command.members)
+        self.rounds.open(command.round, command.members)
         try:
-            PATIENT.call(self.job.rank_pool.start_agents)
+            PATIENT.call(self.rounds.rank_pool.start_agents)
         except OSError as error:
-            self.job.on_failure(error)
+            self.rounds.on_failure(error)
 
     def _undo(self, command: UndoVisits) -> None:
         for number in command.numbers:
@@ -213,9 +214,9 @@ class HopJob(JobMode):
     def _write(self, source: str, kind: str, **data: Any) -> None:
         def announce(length: int) -> None:
             if source != DRIVER:
-                self.job.rank_pool.note_written(source, length)
+                self.rounds.rank_pool.note_written(source, length)
 
-        self.job.events.writer(source, self._round, announce).write(kind, **data)
+        self.rounds.queue.writer(source, self._round, announce).write(kind, **data)
 
 
 def least_to_hop(gpus: int) -> int:

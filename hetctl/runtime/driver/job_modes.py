@@ -3,79 +3,66 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from hetctl.model.interpreter import load_entry
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE
-from hetctl.model.run import RunSpec
-from hetctl.model.values import dataclass
-from hetctl.runtime.driver.rank_pool import RankPool
+from hetctl.model.workload import Workload
 from hetctl.runtime.driver.rounds import Rounds
-from hetctl.runtime.driver.run_members import RunMembers, RunObserver
-from hetctl.scheduling.job_scheduler import JobScheduler, RunningTask
-from hetctl.scheduling.planners.base import Options, Planner
+from hetctl.scheduling.job_scheduler import JobScheduler, ObservedMembers, RunningTask
+from hetctl.scheduling.planners import planner_named
+from hetctl.scheduling.planners.base import options_from
 from hetctl.scheduling.round_scheduler import RoundScheduler
-from hetctl.storage.event_files import EventQueue
-from hetctl.storage.paths import RunFolder
-
-
-@dataclass(frozen=True)
-class JobContext:
-    """Interface of a job to its modes.
-
-    Parameters
-    ----------
-    planner : Planner
-        Planner of the run.
-    events : EventQueue
-        Events of the driver.
-    on_failure : callable
-        Function called with the error if something cannot be written or launched; it ends the job unless the
-        error may pass by itself.
-    """
-
-    folder: RunFolder
-    spec: RunSpec
-    planner: Planner
-    options: Options
-    rank_pool: RankPool
-    members: RunMembers
-    rounds: Rounds
-    events: EventQueue
-    on_failure: Callable[[OSError], None]
-
-    @property
-    def now_s(self) -> float:
-        """Seconds since the start of the run."""
-        return time.time() - self.members.began_at
-
-    def observer(self, planner: Planner, *, pipelines: bool = False) -> RunObserver:
-        """Return the observer of members that train as pipelines, or of all others."""
-        piped = self.spec.pipelines
-        return RunObserver(
-            self.members,
-            order=lambda workload: planner.order(workload, self.options),
-            has=lambda name: (name in piped) is pipelines,
-        )
 
 
 class JobMode:
     """A mode of training in one job: the scheduling of its phase, and the driver's work for it.
 
+    The scheduling sees the phase's members by it (`hetctl.scheduling.job_scheduler.Observer`).
+
+    Parameters
+    ----------
+    rounds : Rounds
+        Rounds of the job, with its files, members and ranks.
+
     Attributes
     ----------
+    planner, options
+        Planner of the run, and its options.
     executors : mapping of type to callable
         Functions that execute the mode's own commands, beside those of `hetctl.scheduling.commands`.
+    has_pipelines : bool
+        True for the members that train as pipelines, false for all others.
     """
 
-    def __init__(self, job: JobContext) -> None:
-        self.job = job
+    has_pipelines = False
+
+    def __init__(self, rounds: Rounds) -> None:
+        self.rounds = rounds
+        self.planner, self.options = planner_named(rounds.spec.planner), options_from(rounds.spec.options)
         self.executors: Mapping[type, Callable[[Any], None]] = {}
 
     def scheduler(self) -> JobScheduler:
         """Begin the mode's phase; return its scheduling."""
         raise NotImplementedError
+
+    def left(self, _now_s: float) -> Mapping[str, Workload]:
+        """Return all members of the phase that need training, after finished epochs and checkpoints."""
+        piped, workloads = self.rounds.spec.pipelines, self.rounds.members.workloads()
+        return {name: work for name, work in workloads.items() if (name in piped) is self.has_pipelines}
+
+    def seen(self, now_s: float, running: Mapping[str, RunningTask], deferred: Set[str]) -> ObservedMembers:
+        """Return all members; those that wait are in the planner's order, without `deferred`."""
+        left = self.left(now_s)
+        waiting = [work for name, work in left.items() if name not in running and name not in deferred]
+        waiting.sort(key=lambda workload: self.planner.order(workload, self.options))
+        held = tuple(self.rounds.members.members_in_training(running, time.time()))
+        return ObservedMembers(left, waiting, held)
+
+    def used_up(self) -> str | None:
+        """Return the limit of the run's budget that is reached; None if none is."""
+        return self.rounds.members.used_up()
 
     def reports(self) -> Iterable[Any]:
         """Return the events that agents and ranks have reported; the ends of tasks come later."""
@@ -100,8 +87,7 @@ class DataParallelJob(JobMode):
 
     def scheduler(self) -> RoundScheduler:
         """Return the scheduling by the run's planner."""
-        planner, options = self.job.planner, self.job.options
-        return RoundScheduler(planner, options, self.job.observer(planner))
+        return RoundScheduler(self.planner, self.options, self)
 
 
 MODES: Mapping[str, str] = {
@@ -113,6 +99,6 @@ MODES: Mapping[str, str] = {
 """Subclasses of `JobMode` by mode, as ``module:class``."""
 
 
-def modes_of(job: JobContext) -> list[JobMode]:
+def modes_of(rounds: Rounds) -> list[JobMode]:
     """Return the modes of a job's phases, in their order."""
-    return [load_entry(MODES[name])(job) for name in job.spec.phases]
+    return [load_entry(MODES[name])(rounds) for name in rounds.spec.phases]

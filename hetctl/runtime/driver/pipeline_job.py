@@ -10,8 +10,10 @@ from hetctl.scheduling.round_scheduler import RoundScheduler
 class PipelineJob(JobMode):
     """Rounds of one pipeline each, laid out on the job's nodes."""
 
+    has_pipelines = True
+
     def scheduler(self) -> RoundScheduler:
         """Return the scheduling of the run's pipelines."""
-        job = self.job
-        planner = pipeline_planner(Layouts(job.spec.pipelines, job.members.planned_like).find)
-        return RoundScheduler(planner, job.options, job.observer(planner, pipelines=True))
+        find = Layouts(self.rounds.spec.pipelines, self.rounds.members.planned_like).find
+        self.planner = pipeline_planner(find)
+        return RoundScheduler(self.planner, self.options, self)

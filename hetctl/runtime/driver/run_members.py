@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import is_transient
@@ -13,13 +13,12 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation
 from hetctl.model.profile import PreprocessPoint
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.searches import PRUNED
-from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.preprocessing import seen_points
 from hetctl.perf.sharing import GpuTerms
 from hetctl.perf.workloads import Workloads
 from hetctl.scheduling.fusing import fused_shape
-from hetctl.scheduling.job_scheduler import ObservedMembers, RunningTask
+from hetctl.scheduling.job_scheduler import RunningTask
 from hetctl.scheduling.planners.base import RunningMember, options_from
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENT
@@ -246,38 +245,6 @@ def _installed(spec: RunSpec) -> Ensemble:
     """Return the ensemble with the packages of the job."""
     python = spec.site.container.python if spec.site.container else None
     return spec.ensemble.as_installed(python, one_gpu=spec.site.has_mig)
-
-
-@dataclass(frozen=True)
-class RunObserver:
-    """State of a phase's members by the run's events (`hetctl.scheduling.job_scheduler.Observer`).
-
-    Parameters
-    ----------
-    order : callable
-        Sort key of waiting workloads.
-    has : callable
-        Function that returns true for the name of a member of the phase.
-    """
-
-    members: RunMembers
-    order: Any
-    has: Callable[[str], bool]
-
-    def left(self, _now_s: float) -> Mapping[str, Workload]:
-        """Return all members that need training, after finished epochs and checkpoints."""
-        return {name: workload for name, workload in self.members.workloads().items() if self.has(name)}
-
-    def seen(self, now_s: float, running: Mapping[str, RunningTask], deferred: Set[str]) -> ObservedMembers:
-        """Return all members; those that wait are in the planner's order, without `deferred`."""
-        left = self.left(now_s)
-        waiting = [w for name, w in left.items() if name not in running and name not in deferred]
-        held = tuple(self.members.members_in_training(running, time.time()))
-        return ObservedMembers(left, sorted(waiting, key=self.order), held)
-
-    def used_up(self) -> str | None:
-        """Return the limit of the run's budget that is reached; None if none is."""
-        return self.members.used_up()
 
 
 def as_of_now(

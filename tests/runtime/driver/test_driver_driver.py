@@ -245,7 +245,7 @@ class DamagedMode(JobMode):
 def test_a_damaged_file_of_a_later_phase_ends_the_job(tmp_path, capfd):
     job = Job(tmp_path, {})
     driver = Driver(job.run, 0, time.time() + 600)
-    driver._later.append(DamagedMode(None))
+    driver._later.append(DamagedMode(driver._rounds))
     assert driver.run() == "parent.json is damaged"
     assert "the job ends: parent.json is damaged (write it anew)" in capfd.readouterr().out
     assert job.reason == "parent.json is damaged"

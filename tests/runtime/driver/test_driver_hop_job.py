@@ -19,7 +19,7 @@ from hetctl.runtime.driver.hop_job import (
     next_number,
     recorded_visits,
 )
-from hetctl.runtime.driver.job_modes import JobContext
+from hetctl.runtime.driver.rounds import Rounds
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
 from hetctl.storage.event_files import EventQueue, EventWriter, read_events
 from hetctl.storage.paths import RunFolder
@@ -62,21 +62,12 @@ def save(spec, member, visit, samples):
     return CheckpointFolder(checkpoint_folder(spec, member)).save({"w": np.zeros(2)}, state)
 
 
-def job_of(folder, spec):
-    """Return a job of which only the files are real."""
-    unused = dict.fromkeys(field.name for field in fields(JobContext))
+def rounds_of(folder, spec):
+    """Return the rounds of a job of which only the files are real."""
+    unused = {field.name: None for field in fields(Rounds) if field.init and not field.name.startswith("_")}
     rank_pool = SimpleNamespace(agents=SimpleNamespace(), note_written=lambda *_: None)
-    events = EventQueue(folder.events, pytest.fail)
-    return JobContext(
-        **unused
-        | {
-            "folder": folder,
-            "spec": spec,
-            "rank_pool": rank_pool,
-            "events": events,
-            "on_failure": pytest.fail,
-        }
-    )
+    real = {"folder": folder, "spec": spec, "rank_pool": rank_pool, "on_failure": pytest.fail}
+    return Rounds(**unused | real | {"queue": EventQueue(folder.events, pytest.fail)})
 
 
 def found(folder, spec):
@@ -118,7 +109,7 @@ def test_visits_that_no_checkpoint_has_are_undone(folder, spec):
     record_visits(folder, "a", 1, 2, 3)
     save(spec, "a", 1, 10)
     recorded = recorded_visits(events_in(folder))
-    job = HopJob(job_of(folder, spec))
+    job = HopJob(rounds_of(folder, spec))
     job.reconcile(newest_states(spec, ["a"], recorded), {"a": 0}, recorded)
     *_, undone = read_events(folder.events_of("a"))
     assert (undone.kind, undone.data["numbers"]) == ("visits_undone", [2, 3])
@@ -134,7 +125,7 @@ def test_a_member_without_its_checkpoints_does_not_begin_anew(folder, spec):
     shutil.rmtree(checkpoint_folder(spec, "a"))
     assert found(folder, spec)[0] == {"a": 3, "b": -1}
     recorded = recorded_visits(events_in(folder))
-    job = HopJob(job_of(folder, spec))
+    job = HopJob(rounds_of(folder, spec))
     job.reconcile(newest_states(spec, ["a"], recorded), {"a": 0}, recorded)
     assert recorded_visits(events_in(folder)).of("a") == {1, 2, 3}
 

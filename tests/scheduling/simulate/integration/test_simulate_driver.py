@@ -161,7 +161,7 @@ def test_reports_for_a_phase_wait_until_it_has_begun(tmp_path: Path, monkeypatch
             return ()
 
     monkeypatch.setattr(
-        "hetctl.runtime.driver.driver.modes_of", lambda job: [DataParallelJob(job), Later(job)]
+        "hetctl.runtime.driver.driver.modes_of", lambda rounds: [DataParallelJob(rounds), Later(rounds)]
     )
     run = VirtualRun(tmp_path, monkeypatch, [profile("a", 3, 10.0)], "independent", {}, ONE)
     assert len(run.rounds()) == 1
