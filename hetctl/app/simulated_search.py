@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from hetctl.methods.automl.search_run import SearchRun, UsedResources
-from hetctl.methods.automl.trials import Trial
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.run_status import MOST_SIMULATED
-from hetctl.model.searches import SearchOutcome
+from hetctl.model.searches import SearchOutcome, Trial
 from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import EpochTimeline, task_s
 

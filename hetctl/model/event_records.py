@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any
 
 from hetctl.model.events import ExitReason, Request
@@ -10,7 +11,7 @@ from hetctl.model.hops import HopPlanMade, VisitEnd
 from hetctl.model.pipelines import PipelineLayout, StageReport
 from hetctl.model.plan import Placement
 from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, ProfilePoint
-from hetctl.model.searches import PART, REPORT, SEARCH_ENDED, TRIAL
+from hetctl.model.searches import PART, REPORT, SEARCH_ENDED, TRIAL, Trial
 from hetctl.model.serialization import decode
 from hetctl.model.training_progress import BestCheckpoint, EpochResult, TimedRate
 from hetctl.model.values import dataclass
@@ -37,22 +38,10 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class TrialParent:
-    """Trial whose checkpoint another trial begins with, and the epochs in it."""
-
-    trial: int
-    epochs: int
-
-
-@dataclass(frozen=True)
-class TrialRequested:
+class TrialRequested(Trial):
     """Request of a search to train a trial until it has so many epochs in all."""
 
-    member: str
-    number: int
-    config: Mapping[str, Any]
-    epochs: int
-    parent: TrialParent | None = None
+    member: str = field(kw_only=True)
 
 
 def _form(**fields: Any) -> type:

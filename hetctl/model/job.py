@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -181,72 +182,55 @@ class RunReason(enum.Enum):
     NO_JOB = "its jobs have ended, and the next one is not submitted yet"
 
 
-@dataclass(frozen=True)
-class RunRule:
-    """Transition of a run for a reason; None stands for a run that is not in the catalog."""
-
-    before: tuple[str | None, ...]
-    reason: RunReason
-    after: str | None
-
-
-@dataclass(frozen=True)
-class JobRule:
-    """Transition of a job; None stands for a job that is not in the catalog."""
-
-    before: tuple[JobState | None, ...]
-    reason: str
-    after: JobState | None
-
-
-RUN_TRANSITIONS = (
-    RunRule((None,), RunReason.BEGUN, QUEUED),
-    RunRule((QUEUED,), RunReason.REFUSED, None),
-    RunRule(UNDER_WAY, RunReason.SUBMITTED, QUEUED),
-    RunRule(UNDER_WAY, RunReason.JOB_ALIVE, RUNNING),
-    RunRule(UNDER_WAY, RunReason.CONVERGED, FINISHED),
-    RunRule(UNDER_WAY, RunReason.MEMBERS_FAILED, FAILED),
-    RunRule(UNDER_WAY, RunReason.BUDGET, STOPPED),
-    RunRule(UNDER_WAY, RunReason.NO_PROGRESS, STALLED),
-    RunRule(UNDER_WAY, RunReason.PAUSED, STOPPED),
-    RunRule((*UNDER_WAY, *RESUMABLE), RunReason.CANCELLED, CANCELLED),
-    RunRule((*UNDER_WAY, *RESUMABLE, *ENDED), RunReason.CONTINUED, QUEUED),
-    RunRule((*RESUMABLE, *ENDED), RunReason.REMOVED, None),
-    RunRule(UNDER_WAY, RunReason.DRIVER_STARTED, RUNNING),
-    RunRule(UNDER_WAY, RunReason.JOB_WAITS, QUEUED),
-    RunRule(UNDER_WAY, RunReason.JOB_IN_SUBMISSION, IN_DOUBT),
-    RunRule(UNDER_WAY, RunReason.NO_JOB, BETWEEN_JOBS),
+# Each row: the states before, the reason, the state after; None stands for what the catalog does not have.
+RUN_TRANSITIONS: Sequence[tuple[Sequence[str | None], RunReason, str | None]] = (
+    ((None,), RunReason.BEGUN, QUEUED),
+    ((QUEUED,), RunReason.REFUSED, None),
+    (UNDER_WAY, RunReason.SUBMITTED, QUEUED),
+    (UNDER_WAY, RunReason.JOB_ALIVE, RUNNING),
+    (UNDER_WAY, RunReason.CONVERGED, FINISHED),
+    (UNDER_WAY, RunReason.MEMBERS_FAILED, FAILED),
+    (UNDER_WAY, RunReason.BUDGET, STOPPED),
+    (UNDER_WAY, RunReason.NO_PROGRESS, STALLED),
+    (UNDER_WAY, RunReason.PAUSED, STOPPED),
+    ((*UNDER_WAY, *RESUMABLE), RunReason.CANCELLED, CANCELLED),
+    ((*UNDER_WAY, *RESUMABLE, *ENDED), RunReason.CONTINUED, QUEUED),
+    ((*RESUMABLE, *ENDED), RunReason.REMOVED, None),
+    (UNDER_WAY, RunReason.DRIVER_STARTED, RUNNING),
+    (UNDER_WAY, RunReason.JOB_WAITS, QUEUED),
+    (UNDER_WAY, RunReason.JOB_IN_SUBMISSION, IN_DOUBT),
+    (UNDER_WAY, RunReason.NO_JOB, BETWEEN_JOBS),
 )
 
 _SUBMITTED = (JobState.PENDING, JobState.RUNNING, JobState.UNKNOWN)
-JOB_TRANSITIONS = (
-    JobRule((None,), "it is entered into the catalog before it is submitted", JobState.SUBMITTING),
-    JobRule((JobState.SUBMITTING,), "the batch system refuses it, or does not have it", None),
-    JobRule((JobState.SUBMITTING,), "the batch system has it", JobState.PENDING),
+JOB_TRANSITIONS: Sequence[tuple[Sequence[JobState | None], str, JobState | None]] = (
+    ((None,), "it is entered into the catalog before it is submitted", JobState.SUBMITTING),
+    ((JobState.SUBMITTING,), "the batch system refuses it, or does not have it", None),
+    ((JobState.SUBMITTING,), "the batch system has it", JobState.PENDING),
     # A running job waits again after the batch system has requeued it.
-    JobRule((JobState.RUNNING, JobState.UNKNOWN), "it waits, or waits again", JobState.PENDING),
-    JobRule((JobState.PENDING, JobState.UNKNOWN), "it has started", JobState.RUNNING),
-    JobRule(
+    ((JobState.RUNNING, JobState.UNKNOWN), "it waits, or waits again", JobState.PENDING),
+    ((JobState.PENDING, JobState.UNKNOWN), "it has started", JobState.RUNNING),
+    (
         (JobState.PENDING, JobState.RUNNING),
         "the batch system no longer lists it, and its time is not over",
         JobState.UNKNOWN,
     ),
-    JobRule(
+    (
         (JobState.SUBMITTING, *_SUBMITTED),
         "it ended with exit code 0, or its driver has reported its end",
         JobState.FINISHED,
     ),
-    JobRule(_SUBMITTED, "it ended with another exit code", JobState.FAILED),
-    JobRule(_SUBMITTED, "it used more memory than it had", JobState.OUT_OF_MEMORY),
-    JobRule(_SUBMITTED, "it reached its wall-clock limit", JobState.TIMEOUT),
-    JobRule(_SUBMITTED, "the batch system took its nodes for another job", JobState.PREEMPTED),
-    JobRule(_SUBMITTED, "one of its nodes failed", JobState.NODE_FAILED),
-    JobRule(_SUBMITTED, "it was cancelled", JobState.CANCELLED),
-    JobRule(_SUBMITTED, "the batch system no longer lists it, and its time is over", JobState.VANISHED),
+    (_SUBMITTED, "it ended with another exit code", JobState.FAILED),
+    (_SUBMITTED, "it used more memory than it had", JobState.OUT_OF_MEMORY),
+    (_SUBMITTED, "it reached its wall-clock limit", JobState.TIMEOUT),
+    (_SUBMITTED, "the batch system took its nodes for another job", JobState.PREEMPTED),
+    (_SUBMITTED, "one of its nodes failed", JobState.NODE_FAILED),
+    (_SUBMITTED, "it was cancelled", JobState.CANCELLED),
+    (_SUBMITTED, "the batch system no longer lists it, and its time is over", JobState.VANISHED),
 )
 
-RUN_AFTER = {(state, row.reason): row.after for row in RUN_TRANSITIONS for state in row.before}
-JOB_REASONS = {(state, row.after): row.reason for row in JOB_TRANSITIONS for state in row.before}
+RUN_AFTER = {(state, why): after for before, why, after in RUN_TRANSITIONS for state in before}
+JOB_REASONS = {(state, after): why for before, why, after in JOB_TRANSITIONS for state in before}
 
 
 def run_after(before: str | None, reason: RunReason) -> str:

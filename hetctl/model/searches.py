@@ -129,6 +129,34 @@ class SearchOutcome:
 
 
 @dataclass(frozen=True)
+class Parent:
+    """Trial from whose weights another trial starts, and the epochs of its training."""
+
+    trial: int
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A configuration to be trained up to a total number of epochs.
+
+    Parameters
+    ----------
+    number : int
+        Number of the trial, from 0. The same number with more epochs continues the trial.
+    epochs : int
+        Total epochs at the end, including its parent's.
+    parent : Parent or None
+        Origin of the initial weights; None for new weights.
+    """
+
+    number: int
+    config: Mapping[str, Any]
+    epochs: int
+    parent: Parent | None = None
+
+
+@dataclass(frozen=True)
 class TrialStatus:
     """Trial of a search.
 

@@ -22,9 +22,8 @@ from stage_memory_bench import in_a_process
 from tables import Figure, Table
 
 from hetctl.methods.automl.search_run import SearchRun, UsedResources
-from hetctl.methods.automl.trials import Trial
 from hetctl.model.ensemble import Member, StopRule
-from hetctl.model.searches import SearchSpec
+from hetctl.model.searches import SearchSpec, Trial
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.worker.context import WorkerContext

@@ -16,8 +16,8 @@ from tables import Figure, Table
 
 from hetctl.methods.automl.halving import VARIANTS, Asha
 from hetctl.methods.automl.procedure import Procedure, RandomSource
-from hetctl.methods.automl.trials import Categorical, NumberRange, Report, Trial
-from hetctl.model.searches import DELAYED, STOPPING
+from hetctl.methods.automl.trials import Categorical, NumberRange, Report
+from hetctl.model.searches import DELAYED, STOPPING, Trial
 
 SEEDS = 200
 SPACE = {"learning_rate": NumberRange(0.0001, 1.0, log=True), "width": Categorical((1, 2, 4))}

@@ -58,8 +58,8 @@ def test_every_state_of_a_job_is_reached_from_nothing():
 
 
 def test_every_reason_has_one_transition():
-    assert Counter(rule.reason for rule in RUN_TRANSITIONS) == Counter(RunReason)
-    pairs = Counter((state, rule.after) for rule in JOB_TRANSITIONS for state in rule.before)
+    assert Counter(reason for _, reason, _ in RUN_TRANSITIONS) == Counter(RunReason)
+    pairs = Counter((state, after) for before, _, after in JOB_TRANSITIONS for state in before)
     assert set(pairs.values()) == {1}
 
 
@@ -136,13 +136,14 @@ def table_of(heading):
 
 def test_documented_transitions_of_runs_are_those_of_the_code():
     assert table_of("Transitions of a run") == [
-        f"| {names(rule.before)} | {rule.reason.value} | {names([rule.after])} |" for rule in RUN_TRANSITIONS
+        f"| {names(before)} | {reason.value} | {names([after])} |"
+        for before, reason, after in RUN_TRANSITIONS
     ]
 
 
 def test_documented_transitions_of_jobs_are_those_of_the_code():
     assert table_of("Transitions of a job") == [
-        f"| {names(rule.before)} | {rule.reason} | {names([rule.after])} |" for rule in JOB_TRANSITIONS
+        f"| {names(before)} | {reason} | {names([after])} |" for before, reason, after in JOB_TRANSITIONS
     ]
 
 

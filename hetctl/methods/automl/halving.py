@@ -10,9 +10,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from hetctl.methods.automl.procedure import Method, NewTrial, at_least
-from hetctl.methods.automl.trials import Report, Trial, TrialHistory
+from hetctl.methods.automl.trials import Report, TrialHistory
 from hetctl.model.errors import BadInputError
-from hetctl.model.searches import DELAYED, PROMOTION, STOPPING
+from hetctl.model.searches import DELAYED, PROMOTION, STOPPING, Trial
 from hetctl.model.values import dataclass
 
 

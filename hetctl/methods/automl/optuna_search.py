@@ -18,11 +18,11 @@ from hetctl.methods.automl.trials import (
     Parameter,
     Report,
     Space,
-    Trial,
     TrialHistory,
     is_active,
 )
 from hetctl.model.errors import BadInputError
+from hetctl.model.searches import Trial
 from hetctl.model.values import dataclass
 
 SAMPLERS, PRUNERS = "samplers", "pruners"

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hetctl.methods.automl.procedure import Method, NewTrial, at_least
-from hetctl.methods.automl.trials import Parent, Trial, TrialHistory, draws
+from hetctl.methods.automl.trials import TrialHistory, draws
+from hetctl.model.searches import Parent, Trial
 from hetctl.model.values import dataclass
 
 

@@ -12,7 +12,6 @@ from hetctl.methods.automl.trials import (
     Config,
     Report,
     Space,
-    Trial,
     TrialEvent,
     TrialHistory,
     Value,
@@ -20,6 +19,7 @@ from hetctl.methods.automl.trials import (
     draws,
 )
 from hetctl.model.errors import BadInputError
+from hetctl.model.searches import Trial
 from hetctl.model.values import dataclass
 
 

@@ -17,17 +17,9 @@ from hetctl.methods.automl.procedure import (
     RandomSource,
     TrialSource,
 )
-from hetctl.methods.automl.trials import (
-    Categorical,
-    Config,
-    NumberRange,
-    Parameter,
-    Report,
-    Trial,
-    TrialEvent,
-)
+from hetctl.methods.automl.trials import Categorical, Config, NumberRange, Parameter, Report, TrialEvent
 from hetctl.model.errors import BadInputError
-from hetctl.model.searches import REPORT, TRIAL, SearchSpec
+from hetctl.model.searches import REPORT, TRIAL, SearchSpec, Trial
 from hetctl.model.serialization import decode, encode
 from hetctl.model.values import dataclass
 

@@ -12,6 +12,7 @@ from statistics import NormalDist, median
 from typing import Any
 
 from hetctl.model.errors import BadInputError
+from hetctl.model.searches import Trial
 from hetctl.model.values import dataclass
 
 Value = bool | int | float | str | None
@@ -141,34 +142,6 @@ def draws(seed: int, number: int) -> random.Random:
     """Return the random generator of one trial, which depends on the seed and the trial's number alone."""
     # Python hashes a text with SHA-512, the same in every process.
     return random.Random(f"{seed}/{number}")
-
-
-@dataclass(frozen=True)
-class Parent:
-    """Trial from whose weights another trial starts, and the epochs of its training."""
-
-    trial: int
-    epochs: int
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A configuration to be trained up to a total number of epochs.
-
-    Parameters
-    ----------
-    number : int
-        Number of the trial, from 0. The same number with more epochs continues the trial.
-    epochs : int
-        Total epochs at the end, including its parent's.
-    parent : Parent or None
-        Origin of the initial weights; None for new weights.
-    """
-
-    number: int
-    config: Config
-    epochs: int
-    parent: Parent | None = None
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from hetctl.methods.automl.search_run import SearchRun, UsedResources
-from hetctl.methods.automl.trials import Curve, Trial, is_behind
+from hetctl.methods.automl.trials import Curve, is_behind
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.profile import MemberProfile, rate_config, shape_digest
 from hetctl.model.run import RunSpec, Usage
-from hetctl.model.searches import OF_SEARCHES, REPORT, SEARCH_ENDED, TRIAL
+from hetctl.model.searches import OF_SEARCHES, REPORT, SEARCH_ENDED, TRIAL, Trial
 from hetctl.model.training_progress import CANCELLED, Progress
 from hetctl.perf.rate_prediction import nearest_config
 from hetctl.runtime.worker.checkpoint import CheckpointFolder

@@ -16,9 +16,9 @@ from hetctl.methods.automl.halving import Asha, Hyperband
 from hetctl.methods.automl.optuna_search import OptunaSource
 from hetctl.methods.automl.pbt import Mutation, Pbt
 from hetctl.methods.automl.procedure import GridSource, Method, OneShot, Procedure, RandomSource, TrialSource
-from hetctl.methods.automl.trials import Categorical, NumberRange, Report, Trial
+from hetctl.methods.automl.trials import Categorical, NumberRange, Report
 from hetctl.model.errors import BadInputError
-from hetctl.model.searches import PROMOTION, STOPPING
+from hetctl.model.searches import PROMOTION, STOPPING, Trial
 from hetctl.model.serialization import encode, parse
 
 Begin = Callable[..., Procedure]

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from hetctl.methods.automl.pbt import Mutation, Pbt
 from hetctl.methods.automl.procedure import GridSource, Procedure
-from hetctl.methods.automl.trials import Categorical, Report, Trial
+from hetctl.methods.automl.trials import Categorical, Report
 from hetctl.model.errors import BadInputError
+from hetctl.model.searches import Trial
 
 TABLE_6 = {
     "network": Categorical(("ResNet18", "ResNet34", "ResNet50")),

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from hetctl.methods.automl.search_run import SearchRun, UsedResources, likely_configs, search_parts
-from hetctl.methods.automl.trials import Trial
 from hetctl.model.errors import BadInputError
-from hetctl.model.searches import REPORT, TRIAL, NamedPart, SearchBudget, SearchSpec
+from hetctl.model.searches import REPORT, TRIAL, NamedPart, SearchBudget, SearchSpec, Trial
 
 pytest.importorskip("optuna")
 

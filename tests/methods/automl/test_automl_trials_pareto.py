@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.methods.automl.halving import Asha
-from hetctl.methods.automl.trials import Report, Trial, TrialHistory, dominates, front_of, pareto_order
+from hetctl.methods.automl.trials import Report, TrialHistory, dominates, front_of, pareto_order
+from hetctl.model.searches import Trial
 
 small = st.integers(0, 5).map(float)
 clouds = st.lists(st.tuples(small, small, small), max_size=25).map(lambda points: dict(enumerate(points)))

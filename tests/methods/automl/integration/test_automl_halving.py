@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from hetctl.methods.automl.halving import Asha, Hyperband
 from hetctl.methods.automl.procedure import Method, Procedure, RandomSource
-from hetctl.methods.automl.trials import NumberRange, Report, Trial
+from hetctl.methods.automl.trials import NumberRange, Report
 from hetctl.model.errors import BadInputError
-from hetctl.model.searches import DELAYED, PROMOTION, STOPPING
+from hetctl.model.searches import DELAYED, PROMOTION, STOPPING, Trial
 
 SOURCE = RandomSource({"x": NumberRange(0.0, 1.0)})
 
