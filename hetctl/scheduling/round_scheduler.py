@@ -336,7 +336,8 @@ class RoundScheduler(JobScheduler):
         groups = {}
         for allocation in starting:
             (place, *_), shape = allocation.placement, self._shape_of(allocation.member, left)
-            if shape and allocation.gpus == 1 and not place.seat:
+            is_free = self.pool.can_hold((replace(place, seat=0),))
+            if shape and allocation.gpus == 1 and not allocation.beside and is_free:
                 groups[allocation.member] = FusedGroup(shape, place.node, place.gpus[0])
         given = {allocation.member for allocation in starting}
         joined = self._companions(list(groups.values()), given, left, now_s)
@@ -442,7 +443,7 @@ class RoundScheduler(JobScheduler):
 def _hosting(allocation: Allocation) -> Allocation:
     """Return the allocation of a member that others join."""
     place = replace(allocation.placement[0], seat=1)
-    return replace(allocation, mode=FUSED, placement=(place,))
+    return replace(allocation, mode=FUSED, placement=(place,), alone=False)
 
 
 def _with_least_gpus(workloads: Sequence[Workload]) -> Sequence[Workload]:

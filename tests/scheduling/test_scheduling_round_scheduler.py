@@ -473,6 +473,25 @@ def test_a_member_keeps_the_gpu_of_the_first_and_another_takes_a_free_seat() -> 
     assert seats(bench.at(4.0, bench.done(4.0, "f"))) == {"x": ("data-parallel", 0, 0)}
 
 
+def test_members_join_one_that_is_alone_on_a_gpu_that_may_be_shared_and_none_of_several() -> None:
+    def decide(request: Request) -> Decision:
+        first, second, third = (replace(each, alone=True) for each in one_each(request).start)
+        sits = [
+            replace(each, placement=(Placement(first.placement[0].node, (gpu,), seat),), beside=beside)
+            for each, gpu, seat, beside in ((first, 0, 1, ()), (second, 1, 1, ("c",)), (third, 1, 2, ("b",)))
+        ]
+        return Decision(tuple(sits))
+
+    started = fusing(Planner("p", "local", decide), "abcd", 3).at(0.0)
+    assert seats(started) == {
+        "a": ("fused", 0, 1),
+        "b": ("data-parallel", 1, 1),
+        "c": ("data-parallel", 1, 2),
+        "d": ("fused", 0, 2),
+    }
+    assert [each.alone for each in placed(started).values()] == [False, True, True, False]
+
+
 def test_members_that_cannot_train_fused_wait_and_train_alone() -> None:
     bench = fusing(LOCAL, "abc", 1)
     bench.at(0.0)
