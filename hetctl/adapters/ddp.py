@@ -15,21 +15,21 @@ class StopVote:
 
     The votes of a step are counted at the next one, through a separate group on CPUs, so that neither steps
     nor GPUs wait for them. Without a process group this is `should_stop`.
+    `decided` is the last answer.
     """
 
     def __init__(self) -> None:
         self._group: Any = None
         self._pending: tuple[Any, torch.Tensor] | None = None
-        self._stop_requested = False
+        self.decided = False
 
     def __call__(self) -> bool:
         """Return true on all ranks, at the same call, once one of them has to stop."""
-        if not _has_ranks():
-            return script.should_stop()
-        self._stop_requested = self._stop_requested or self._counted()
-        if not self._stop_requested:
+        is_alone = not _has_ranks()
+        self.decided = self.decided or (script.should_stop() if is_alone else self._counted())
+        if not (is_alone or self.decided):
             self._cast()
-        return self._stop_requested
+        return self.decided
 
     def _counted(self) -> bool:
         if self._pending is None:

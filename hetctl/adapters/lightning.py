@@ -57,7 +57,6 @@ class HetctlLightningCallback(Checkpoint):  # type: ignore[misc]
     def __init__(self, samples: int | None = None) -> None:
         self._samples = samples
         self._vote = StopVote()
-        self._stop_requested = False
         self._left = False
         self._reported: dict[str, Any] = {}
         self._ends_epoch = False
@@ -78,9 +77,8 @@ class HetctlLightningCallback(Checkpoint):  # type: ignore[misc]
         self, trainer: Trainer, _module: LightningModule, _outputs: Any, _batch: Any, batch_idx: int
     ) -> None:
         """Leave the epoch with a checkpoint if told to stop, between two updates, unless it is over."""
-        self._stop_requested = self._stop_requested or self._vote()
         between = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        if self._stop_requested and between and not trainer.is_last_batch:
+        if self._vote() and between and not trainer.is_last_batch:
             self._save(trainer, ends_epoch=False)
             self._left = trainer.should_stop = True
             # Lightning would validate a member whose time is over.
@@ -94,7 +92,7 @@ class HetctlLightningCallback(Checkpoint):  # type: ignore[misc]
         self._reported = {**metrics, "epoch": trainer.current_epoch + 1}
         self._save(trainer, ends_epoch=True)
         self._report(trainer)
-        trainer.should_stop = trainer.should_stop or self._stop_requested
+        trainer.should_stop = trainer.should_stop or self._vote.decided
 
     def _report(self, trainer: Trainer) -> None:
         if self._reported and trainer.is_global_zero:

@@ -36,7 +36,6 @@ class HetctlTrainerCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, samples: int | None = None) -> None:
         self._samples = samples
         self._vote = StopVote()
-        self._stop_requested = False
         self._left = False
         self._ended: int | None = None
 
@@ -53,8 +52,7 @@ class HetctlTrainerCallback(TrainerCallback):  # type: ignore[misc]
         self, _args: TrainingArguments, state: TrainerState, control: TrainerControl, **_others: Any
     ) -> None:
         """Leave the epoch with a checkpoint if told to stop, unless it is over."""
-        self._stop_requested = self._stop_requested or self._vote()
-        if self._stop_requested and not float(state.epoch).is_integer():
+        if self._vote() and not float(state.epoch).is_integer():
             self._left = control.should_training_stop = control.should_save = True
             control.should_evaluate = False
 
@@ -69,7 +67,7 @@ class HetctlTrainerCallback(TrainerCallback):  # type: ignore[misc]
         control.should_save = True
         # `Trainer` is about to write over the last step, which it may have saved already.
         _mark_of(args, state).unlink(missing_ok=True)
-        control.should_training_stop = control.should_training_stop or self._stop_requested
+        control.should_training_stop = control.should_training_stop or self._vote.decided
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_others: Any

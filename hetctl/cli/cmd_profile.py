@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from hetctl.cli.options import (
     ensemble_and_site,
     ensemble_option,
     given_options,
+    refuse_given,
     site_option,
     site_options,
     this_project,
@@ -110,7 +111,7 @@ def profile_command(
     """
     # Click would silently drop options that stand before a sub-command.
     if name := context.invoked_subcommand:
-        _refuse(context, f"goes after the sub-command: {context.command_path} {name} ..")
+        refuse_given(context, f"goes after the sub-command: {context.command_path} {name} ..")
         return
     from hetctl.app.plan.job_request import job_size
     from hetctl.app.profile.jobs import ProfileCommand
@@ -197,7 +198,7 @@ def import_table(context: click.Context, /, table: Path, name: str | None, **opt
 
     project = this_project()
     if name is not None:
-        _refuse(context, "does not go with --name, which makes an ensemble without a site", set(options))
+        refuse_given(context, "does not go with --name, which makes an ensemble without a site", set(options))
         made, count = import_ensemble(project, name, table)
         members = len(made.members)
         lines = [
@@ -244,14 +245,6 @@ def export_table(member: str | None, output: Any, **options: Any) -> None:
         export_layers(project, ensemble, site, member, output)
     else:
         export_rates(project, ensemble, site, output)
-
-
-def _refuse(context: click.Context, reason: str, names: Container[str] | None = None) -> None:
-    """Raise UsageError if options were given; with `names`, only for these."""
-    given = given_options(context)
-    for option in context.command.params:
-        if option.name in given and (names is None or option.name in names):
-            raise click.UsageError(f"{max(option.opts, key=len)} {reason}", context)
 
 
 def _show(ensemble: Ensemble, site: Site, outcome: ProfileOutcome | LayerOutcome) -> None:

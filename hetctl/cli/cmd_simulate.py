@@ -14,6 +14,7 @@ from hetctl.cli.options import (
     ensemble_option,
     given_options,
     planner_options,
+    refuse_given,
     this_project,
 )
 from hetctl.cli.output import json_option, show, write_text
@@ -321,21 +322,17 @@ def _of_table(context: click.Context, options: dict[str, Any]) -> Simulated | No
     given = {name: options[name] for name in given_options(context) if name in options}
     names = next((names for names in TABLES if given.keys() >= set(names)), None)
     if names is None:
-        _refuse(context, given.keys() & {option.name for option in OF_TABLES}, "an ensemble")
+        refuse_given(context, "does not go with an ensemble", {option.name for option in OF_TABLES})
         return None
     simulate = load_entry(TABLES[names])
     parameters = inspect.signature(simulate).parameters
-    _refuse(context, given.keys() - parameters.keys(), _option(context, names[-1]))
+    others = given.keys() - parameters.keys()
+    refuse_given(context, f"does not go with {_option(context, names[-1])}", others)
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in given:
             raise click.UsageError(f"Missing option '{_option(context, name)}'.", context)
     found: Simulated = simulate(**given)
     return found
-
-
-def _refuse(context: click.Context, names: set[str], what: str) -> None:
-    for name in sorted(names):
-        raise click.UsageError(f"{_option(context, name)} does not go with {what}", context)
 
 
 def _option(context: click.Context, name: str) -> str:

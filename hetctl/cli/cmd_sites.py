@@ -66,8 +66,8 @@ def check(site: str) -> None:
     """
     from hetctl.app.doctor.sample_jobs import check_site
 
-    checked = check_site(this_project(), site)
-    show(checked, f"site {checked.site} is valid; rendered for it: {', '.join(checked.cases)}")
+    name, cases = check_site(this_project(), site)
+    show({"site": name, "cases": cases}, f"site {name} is valid; rendered for it: {', '.join(cases)}")
 
 
 def _print_list() -> None:

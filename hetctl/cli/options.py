@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,6 +45,14 @@ def given_options(context: click.Context, *, also_variables: bool = False) -> li
     said = (ParameterSource.COMMANDLINE, *([ParameterSource.ENVIRONMENT] if also_variables else []))
     names = (parameter.name or "" for parameter in context.command.params)
     return [name for name in names if context.get_parameter_source(name) in said]
+
+
+def refuse_given(context: click.Context, reason: str, names: Container[str | None] | None = None) -> None:
+    """Raise UsageError if options were given on the command line; with `names`, only for these."""
+    given = given_options(context)
+    for option in context.command.params:
+        if option.name in given and (names is None or option.name in names):
+            raise click.UsageError(f"{max(option.opts, key=len)} {reason}", context)
 
 
 def _job_options(

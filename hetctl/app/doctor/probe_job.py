@@ -17,6 +17,7 @@ from hetctl.app.project import Project
 from hetctl.app.run.submission import submit_measuring
 from hetctl.cluster.batch.base import BatchSystem
 from hetctl.cluster.launchers import LAUNCHERS
+from hetctl.cluster.launchers.srun import in_rows
 from hetctl.cluster.render import JobScript
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.errors import BatchSystemError
@@ -25,7 +26,7 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import Site
 from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.agent.binding import MIG
-from hetctl.runtime.agent.gpus import cpu_list, parse_cpu_list
+from hetctl.runtime.agent.gpus import parse_cpu_list
 from hetctl.runtime.driver.probe import LEADERS_LOG, all_reduce_task, log_file
 from hetctl.runtime.frameworks import NCCL
 from hetctl.storage.atomic_io import make_private_folder, read_json, write_json
@@ -244,8 +245,7 @@ def cores_check(site: Site, reports: Sequence[RankReport]) -> CheckResult:
     """
     near = [set(parse_cpu_list(text)) for text in site.gpu_cores]
     wrong = sorted(
-        f"{report.node} runs GPU {report.gpu} on {cpu_list(report.cores)},"
-        f" not on {site.gpu_cores[report.gpu]}"
+        f"{report.node} runs GPU {report.gpu} on {in_rows(report.cores)}, not on {site.gpu_cores[report.gpu]}"
         for report in reports
         if report.gpu < len(near) and not near[report.gpu].issuperset(report.cores)
     )

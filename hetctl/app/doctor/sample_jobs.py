@@ -145,16 +145,8 @@ def _step_text(step: LaunchSpec) -> str:
     return f"{words}\n"
 
 
-@dataclass(frozen=True)
-class SiteCheck:
-    """A valid site, and the cases that were rendered for it."""
-
-    site: str
-    cases: tuple[str, ...]
-
-
-def check_site(project: Project, name: str) -> SiteCheck:
-    """Read a site by name or file, and render every case for it.
+def check_site(project: Project, name: str) -> tuple[str, list[str]]:
+    """Read a site by name or file, and render every case for it; return its name and those of the cases.
 
     Raises
     ------
@@ -173,7 +165,7 @@ def check_site(project: Project, name: str) -> SiteCheck:
     if problems:
         lines = (f"{problem} (rendering {', '.join(names)})" for problem, names in problems.items())
         raise BadInputError("\n".join(lines), "`hetctl sites show` says where each key comes from")
-    return SiteCheck(site.name, tuple(case.name for case in cases_of(site)))
+    return site.name, [case.name for case in cases_of(site)]
 
 
 CAUSES = {

@@ -28,6 +28,7 @@ from hetctl.model.run_status import RunStatus
 from hetctl.model.serialization import decode, encode
 from hetctl.storage.kept_modules import revision_of, with_kept_modules
 from hetctl.storage.paths import RunFolder
+from hetctl.storage.purge import files_below
 from hetctl.storage.run_files import read_spec
 
 METADATA, ORIGIN, SPEC, RESULTS, CURVES = (
@@ -138,10 +139,7 @@ def _named(file: Path, folder: Path) -> str:
 
 def _files_in(path: Path) -> Iterator[Path]:
     """Yield a file, or the files of a folder; nothing if there is neither."""
-    if path.is_file():
-        yield path
-    for folder, _, names in os.walk(path):
-        yield from (file for name in names if (file := Path(folder, name)).is_file())
+    yield from filter(Path.is_file, (path, *files_below(path)))
 
 
 def _digest(data: IO[bytes]) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hetctl.app.project import Project
@@ -14,7 +13,7 @@ from hetctl.model.errors import LockedError
 from hetctl.model.job import UNDER_WAY, RunReason, check_run_removal
 from hetctl.model.run import RunSpec
 from hetctl.model.run_results import Pruned, Removal
-from hetctl.storage.purge import remove_files, use_up_name
+from hetctl.storage.purge import files_below, remove_files, use_up_name
 from hetctl.storage.run_files import checkpoint_folder
 
 
@@ -100,10 +99,4 @@ def _refuse_alive(project: Project, catalog: Catalog, run: str) -> None:
 
 
 def _bytes_in(folder: Path) -> int:
-    return sum(path.stat(follow_symlinks=False).st_size for path in _files_in(folder))
-
-
-def _files_in(folder: Path) -> Iterator[Path]:
-    # Not `rglob`, which follows no links either, but needs twice the time.
-    for path, _, names in os.walk(folder):
-        yield from (Path(path, name) for name in names)
+    return sum(path.stat(follow_symlinks=False).st_size for path in files_below(folder))

@@ -87,17 +87,13 @@ def preview_next(project: Project, run: str, ensemble: Ensemble, requested: Requ
 def render(project: Project, run: str, request: PlanRequest) -> Submission:
     """Render the first job of a run of that name; its first round is known if all members have profiles."""
     spec = _spec(project, run, request, RequestedOptions())
-    return rendered(project, spec, [new_job(spec, "", 0)], _plan_if_profiled(project, request))
-
-
-def _plan_if_profiled(project: Project, request: PlanRequest) -> Plan | None:
-    if not project.home.catalog.exists():
-        return None
-    with project.reading() as catalog:
-        request = with_profiles(catalog, request)
-        if not request.profiles.keys() >= {member.name for member in request.ensemble.members}:
-            return None
-        return saved_or_new_plan(catalog, request)
+    plan = None
+    if project.home.catalog.exists():
+        with project.reading() as catalog:
+            measured = with_profiles(catalog, request)
+            if measured.profiles.keys() >= {member.name for member in request.ensemble.members}:
+                plan = saved_or_new_plan(catalog, measured)
+    return rendered(project, spec, [new_job(spec, "", 0)], plan)
 
 
 def new_spec(

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -248,6 +248,22 @@ class CommandBatch:
 def matches(answer: Answer, parts: Collection[str]) -> bool:
     """Return true if the output of a command contains any of these parts."""
     return any(part in answer.stderr or part in answer.stdout for part in parts)
+
+
+def newest(named: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the ids by name, of pairs of a name and an id: the newest if there are several."""
+    found: dict[str, str] = {}
+    for name, job in named:
+        if name:
+            found[name] = max(job, found.get(name, job), key=int)
+    return found
+
+
+def sections(headings: re.Pattern[str], text: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Yield each heading in a text, and what follows it up to the next one."""
+    heads = list(headings.finditer(text))
+    ends = [*(head.start() for head in heads), len(text)][1:]
+    yield from ((head, text[head.end() : end]) for head, end in zip(heads, ends, strict=True))
 
 
 @contextmanager

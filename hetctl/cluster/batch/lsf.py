@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from os.path import commonprefix
 from typing import Any
 
-from hetctl.cluster.batch.command import CommandBatch
+from hetctl.cluster.batch.command import CommandBatch, newest, sections
 from hetctl.model.job import JobState, JobStatus
 
 STATES = {
@@ -141,7 +141,7 @@ def find_command(names: Sequence[str]) -> list[str]:
 
 def parse_found(text: str) -> dict[str, str]:
     """Parse the output of `find_command`: the ids by name, the newest if there are several."""
-    return _newest((record.get("JOB_NAME", ""), job) for job, record in _records(text))
+    return newest((record.get("JOB_NAME", ""), job) for job, record in _records(text))
 
 
 def find_gone_command(names: Sequence[str]) -> list[str]:
@@ -151,7 +151,7 @@ def find_gone_command(names: Sequence[str]) -> list[str]:
 
 def parse_found_gone(text: str) -> dict[str, str]:
     """Parse the output of `find_gone_command`: the ids by name, the newest if there are several."""
-    return _newest((name, job) for job, name, _ in _stories(text))
+    return newest((name, job) for job, name, _ in _stories(text))
 
 
 def _records(text: str) -> Iterator[tuple[str, dict[str, str]]]:
@@ -195,12 +195,9 @@ def _number(text: str) -> int | None:
 
 def _stories(text: str) -> Iterator[tuple[str, str, str]]:
     """Yield (job, name, events) from bhist's long format; continuation lines are indented by 21 spaces."""
-    unfolded = re.sub(r"\n {21}", "", text)
-    heads = list(HISTORY.finditer(unfolded))
-    ends = [*(head.start() for head in heads), len(unfolded)][1:]
-    for head, end in zip(heads, ends, strict=True):
-        if JOB_ID.match(job := head.group(1)):
-            yield job, head.group(2) or "", unfolded[head.end() : end]
+    for head, events in sections(HISTORY, re.sub(r"\n {21}", "", text)):
+        if JOB_ID.match(head[1]):
+            yield head[1], head[2] or "", events
 
 
 def _end(story: str) -> JobStatus | None:
@@ -220,14 +217,6 @@ def _end(story: str) -> JobStatus | None:
         code = 128 + int(found["signal"]) if found["signal"] else code
         end = _failed(code, found["reason"] or "")
     return end
-
-
-def _newest(named: Iterator[tuple[str, str]]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name, job in named:
-        if name:
-            found[name] = max(job, found.get(name, job), key=int)
-    return found
 
 
 def _pattern(names: Sequence[str]) -> str:

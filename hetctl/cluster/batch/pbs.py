@@ -6,7 +6,7 @@ import getpass
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from hetctl.cluster.batch.command import CommandBatch
+from hetctl.cluster.batch.command import CommandBatch, sections
 from hetctl.cluster.batch.queues import parse_slurm_time
 from hetctl.model.job import JobState, JobStatus
 
@@ -116,14 +116,11 @@ def parse_found(text: str) -> str | None:
 
 def _records(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the attributes of each job; long lines go on after a tab."""
-    unfolded = text.replace("\n\t", "")
-    heads = list(JOB.finditer(unfolded))
-    ends = [*(head.start() for head in heads), len(unfolded)][1:]
-    for head, end in zip(heads, ends, strict=True):
+    for head, attributes in sections(JOB, text.replace("\n\t", "")):
         record: dict[str, str] = {}
-        for name, value in ATTRIBUTE.findall(unfolded, head.end(), end):
+        for name, value in ATTRIBUTE.findall(attributes):
             record.setdefault(name, value.strip())
-        yield head.group(1), record
+        yield head[1], record
 
 
 def _status(record: Mapping[str, str]) -> JobStatus:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hetctl.cluster.batch.command import CommandBatch
+from hetctl.cluster.batch.command import CommandBatch, newest
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.values import dataclass
 
@@ -166,13 +166,13 @@ def find_gone_command(names: Sequence[str], user: int) -> list[str]:
 
 def parse_found(text: str) -> dict[str, str]:
     """Parse ``id|name|state|nodes`` lines: the ids by name, the newest if there are several."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        job, name, *state_and_nodes = (*line.strip().split("|"), "")
-        # Slurm keeps a record of a job that it has refused.
-        if name and JOB_ID.match(job) and tuple(state_and_nodes[:2]) not in REFUSED:
-            found[name] = max(job, found.get(name, job), key=int)
-    return found
+    lines = ((*line.strip().split("|"), "") for line in text.splitlines())
+    # Slurm keeps a record of a job that it has refused.
+    return newest(
+        (name, job)
+        for job, name, *state_and_nodes in lines
+        if JOB_ID.match(job) and tuple(state_and_nodes[:2]) not in REFUSED
+    )
 
 
 def sinfo_command(nodes: str) -> list[str]:

@@ -56,13 +56,17 @@ def hostlist(nodes: Iterable[str]) -> str:
         else:
             parts.append(node)
     for (prefix, width), found in numbers.items():
-        # Numbers in a row have equal differences from their positions.
-        rows = groupby(enumerate(sorted(found)), key=lambda pair: pair[1] - pair[0])
-        ends = [(row[0][1], row[-1][1]) for row in (list(group) for _, group in rows)]
-        texts = [f"{a:0{width}}" if a == b else f"{a:0{width}}-{b:0{width}}" for a, b in ends]
-        several = len(found) > 1
-        parts.append(f"{prefix}[{','.join(texts)}]" if several else f"{prefix}{texts[0]}")
+        text = in_rows(found, width)
+        parts.append(f"{prefix}[{text}]" if len(found) > 1 else f"{prefix}{text}")
     return ",".join(parts)
+
+
+def in_rows(numbers: Iterable[int], width: int = 0) -> str:
+    """Return numbers such as ``0-3,8,10-11``, each with so many digits at least."""
+    # Numbers in a row have equal differences from their positions.
+    rows = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    ends = [(row[0][1], row[-1][1]) for row in (list(group) for _, group in rows)]
+    return ",".join(f"{a:0{width}}" if a == b else f"{a:0{width}}-{b:0{width}}" for a, b in ends)
 
 
 def start_agents(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:

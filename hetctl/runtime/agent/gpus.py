@@ -31,7 +31,7 @@ import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -330,14 +330,6 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
         first, _, last = part.partition("-")
         cpus += range(int(first), int(last or first) + 1)
     return tuple(cpus)
-
-
-def cpu_list(cpus: Sequence[int]) -> str:
-    """Return numbers in that format."""
-    # Numbers in a row have equal differences from their positions.
-    rows = groupby(enumerate(sorted(cpus)), key=lambda pair: pair[1] - pair[0])
-    ends = [(row[0][1], row[-1][1]) for row in (list(group) for _, group in rows)]
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in ends)
 
 
 VENDORS: Mapping[str, Vendor] = {

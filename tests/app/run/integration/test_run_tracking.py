@@ -264,7 +264,7 @@ def _end(server: subprocess.Popen) -> None:
 
 def test_a_package_that_is_missing_is_named_before_anything_is_submitted(tmp_path, monkeypatch):
     made = pretending_project(tmp_path, ENSEMBLE)
-    monkeypatch.setattr("hetctl.app.run.tracking.find_spec", lambda _: None)
+    monkeypatch.setattr("hetctl.cli.cmd_run.find_spec", lambda _: None)
     told = made.here("submit", "--track", "mlflow", "--json")
     assert told.code == 2
     assert "pip install 'hetctl[mlflow]'" in told.error["hint"]
