@@ -33,7 +33,7 @@ from hetctl.runtime.worker.training import train
 from hetctl.scheduling.fusing import FUSE_LIMIT
 from hetctl.storage.event_files import read_events
 
-TRIALS, SEEDS, UNITS = 64, 10, 64
+TRIALS, SEEDS, UNITS = 64, 20, 64
 RUNGS = FIRST, ETA, LAST = 1, 4, 16
 SPACE = {"learning_rate": {"log_uniform": [1e-5, 1e-1]}}
 NO_RESOURCES = UsedResources(0.0, 0.0)

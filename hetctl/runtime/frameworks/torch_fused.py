@@ -44,6 +44,7 @@ TRIES = 3
 """Steps that are timed with each width; the first one warms up."""
 MOST_ROWS = 1.25
 """Rows of the stacks for each slice, above which smaller ones are formed."""
+NO_GAIN = "fused members are no faster"
 LEAST_FREE = 0.2
 """Share of a GPU's memory that must be free for another member."""
 
@@ -634,7 +635,7 @@ class TorchFusedSteps(FusedSteps):
             self._trial = width, members, _time()
         results = self._results(works, fused)
         if best == 1:
-            self.refused.update(dict.fromkeys(list(fused)[1:], "fused members are no faster"))
+            self.refused.update(dict.fromkeys(list(fused)[1:], NO_GAIN))
         return results
 
     def _results(self, works: Mapping[str, Work], fused: Mapping[str, Work]) -> dict[str, Any]:
@@ -659,9 +660,14 @@ class TorchFusedSteps(FusedSteps):
 
     def _admit(self, new: Mapping[str, Work]) -> None:
         """Try the first steps of members, beside another's if there is one."""
-        like = next((one for other, one in self._tried.items() if other not in self.refused), None)
+        others = [one for other, one in self._tried.items() if other not in self.refused]
+        like = others[0] if others else None
         works = {name: work for name, work in new.items() if name not in self.refused}
-        if works:
+        members = len(others) + len(works)
+        if works and members > 1 and self._widths_of(next(iter(works.values()))).best(members) == 1:
+            # Trial steps would only cost.
+            self.refused.update(dict.fromkeys(list(works)[0 if others else 1 :], NO_GAIN))
+        elif works:
             like = like or next(iter(works.values())).network.slice
             self.refused.update(different(like, works))
         self._tried |= {name: work.network.slice for name, work in new.items()}

@@ -328,6 +328,16 @@ def test_no_width_is_tried_that_another_process_has_measured():
     assert (widths.best(16), Widths().best(16)) == (8, None)
 
 
+def test_members_of_a_program_known_to_gain_nothing_take_no_trial_step(monkeypatch):
+    monkeypatch.setattr(torch_fused, "different", None)
+    networks = {n: built({}, n, FRAMEWORK.build_fused) for n in range(3)}
+    steps = FRAMEWORK.fused_steps()
+    steps._widths = Widths()
+    steps._widths._best[3] = 1
+    found = together({n: epochs_of(networks[n], n) for n in networks}, networks, steps, refuses=True)
+    assert found[2] == finished(epochs_of(built({}, 2, FRAMEWORK.build), 2))
+
+
 def test_no_width_is_tried_below_one_that_is_slower():
     widths, seconds = Widths(), {1: 1.0, 16: 0.3, 8: 0.4}
     while widths.best(16) is None:
