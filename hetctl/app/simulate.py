@@ -27,11 +27,12 @@ from hetctl.model.plan import USUAL_PLANNER
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.model.simulation import Simulated, Simulation, SimulationResult
-from hetctl.model.site import Cluster
+from hetctl.model.site import NODES, Cluster
 from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.sharing import GpuTerms
 from hetctl.perf.workloads import active_workloads
+from hetctl.scheduling.fusing import fused_shape
 from hetctl.scheduling.planners.base import options_from
 from hetctl.scheduling.simulate.rate_learner import RateLearner
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario, WorkEstimate
@@ -110,7 +111,8 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     InfeasibleError
         If the round limit is too short for some member to make any progress, or it needs more GPUs.
     """
-    options = options_from(request.options)
+    options = options_from({"fuse": request.ensemble.fuse == AUTO, **request.options})
+    sharing = LOCKSTEP if request.lockstep else CACHED
     with project.reading() as catalog:
         site, known = _measured(catalog, request.ensemble, request.site)
         measured_at = catalog.site(site)
@@ -120,11 +122,14 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     scenario = _scenario(request, per_node, options.seed)
     if options.max_per_gpu > 1:
         types = [SEVERAL_TYPES] if len(request.gpus) > 1 else []
-        sharing = LOCKSTEP if request.lockstep else CACHED
         refuse_conflicts(request.ensemble.name, SHARED_GPUS, *types, sharing=sharing)
     refuse_wide_members(request.ensemble.members, scenario.cluster, mix_types=options.mix_types)
     terms = GpuTerms(options.max_per_gpu)
-    planned = active_workloads(request.ensemble, profiles, {}, sum(request.gpus.values()), terms=terms)
+    planned = active_workloads(
+        *(request.ensemble, profiles, {}, sum(request.gpus.values())),
+        terms=terms,
+        fuses=lambda member: fused_shape(member, request.ensemble, NODES, sharing, options),
+    )
     members = _as_restarting(planned, request.restart_s)
     arrivals = _arrivals(members, request, options.seed)
     learner = _learner(arrivals, request)

@@ -9,7 +9,7 @@ from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.plan import FUSED, Allocation, Placement
 from hetctl.model.profile import shape_digest
 from hetctl.model.run import LOCKSTEP
-from hetctl.model.site import MEMBERS, Site
+from hetctl.model.site import MEMBERS
 from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
@@ -19,7 +19,9 @@ FUSE_LIMIT = 16
 """Most members in one process; how many of them are one computation is measured there."""
 
 
-def fused_shape(member: Member, ensemble: Ensemble, site: Site, sharing: str, options: Options) -> str | None:
+def fused_shape(
+    member: Member, ensemble: Ensemble, launch: str, sharing: str, options: Options
+) -> str | None:
     """Return the shape of a member that may train fused with others of it; None if it may not.
 
     The rank tells by a step whether members of one shape do have one program.
@@ -27,7 +29,7 @@ def fused_shape(member: Member, ensemble: Ensemble, site: Site, sharing: str, op
     code = member.code or ensemble.code
     framework = FRAMEWORKS.get(code.framework)
     own_loop = code.functions.train_fn or member.shard or member.global_batch_size or member.min_gpus > 1
-    apart = ensemble.partitions or sharing == LOCKSTEP or site.launch == MEMBERS
+    apart = ensemble.partitions or sharing == LOCKSTEP or launch == MEMBERS
     can_fuse = options.fuse and framework is not None and framework.can_fuse
     return None if not can_fuse or own_loop or apart else shape_digest(member, ensemble.rate_keys)
 

@@ -425,7 +425,7 @@ def plan_from(request: PlanRequest) -> Plan:
         *(request.trainable, request.profiles, request.progress, request.size.gpus),
         in_lockstep=request.scenario.lockstep,
         terms=GpuTerms.at(site, options.max_per_gpu),
-        fuses=lambda member: fused_shape(member, ensemble, site, request.sharing, options),
+        fuses=lambda member: fused_shape(member, ensemble, site.launch, request.sharing, options),
     )
     searches: Sequence[SimulatedSearch] = ()
     if request.begins_search and len(ensemble.trials) <= MOST_TRIALS:

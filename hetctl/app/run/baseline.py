@@ -15,6 +15,7 @@ from hetctl.model.site import Cluster
 from hetctl.model.training_progress import EpochHistory, Progress
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import active_workloads
+from hetctl.scheduling.fusing import fused_shape
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import options_from
 from hetctl.scheduling.simulate.forecast import forecast
@@ -51,7 +52,8 @@ def comparison_of(
     rank_start_s = _rank_start_s(spec, events)
     try:
         own = forecast(planner_named(spec.planner), members, scenario, options)
-        baseline = forecast(planner_named(BASELINE), members, replace(scenario, lockstep=False), options)
+        alone = [replace(member, fuses="") for member in members]
+        baseline = forecast(planner_named(BASELINE), alone, replace(scenario, lockstep=False), options)
     except InfeasibleError:
         return None
     return Comparison(
@@ -73,7 +75,9 @@ def _on_clusters(spec: RunSpec, progress: Mapping[str, Progress], rank_start_s: 
     for nodes, per_node in CLUSTERS:
         gpus = nodes * per_node
         # All nodes of a cluster have the type of GPU whose rates are `rates`.
-        members = [replace(member, rates_by_type={}) for member in _as_trained(spec, progress, gpus)]
+        members = [
+            replace(member, rates_by_type={}, fuses="") for member in _as_trained(spec, progress, gpus)
+        ]
         if any(member.min_gpus > gpus for member in members):
             continue
         scenario = Scenario(Cluster.of(gpus, per_node), timing)
@@ -93,7 +97,7 @@ def _known_gpus(spec: RunSpec, progress: Mapping[str, Progress]) -> int:
 
 def _as_trained(spec: RunSpec, progress: Mapping[str, Progress], gpus: int) -> list[Workload]:
     """Return the members in their initial state, with the work and the rates of the run."""
-    profiles = {profile.member: profile for profile in spec.profiles}
+    profiles, options = {profile.member: profile for profile in spec.profiles}, options_from(spec.options)
     restarted = {
         name: replace(member, converged=None, failed=None, part_samples=0)
         for name, member in progress.items()
@@ -104,6 +108,7 @@ def _as_trained(spec: RunSpec, progress: Mapping[str, Progress], gpus: int) -> l
         restarted,
         gpus,
         in_lockstep=spec.sharing == LOCKSTEP,
+        fuses=lambda one: fused_shape(one, spec.ensemble, spec.site.launch, spec.sharing, options),
     )
     return [
         replace(member, samples_left=float(len(progress[member.name].epochs) * member.samples_per_epoch))

@@ -74,7 +74,7 @@ class RunMembers:
             gpus,
             in_lockstep=spec.sharing == LOCKSTEP,
             terms=GpuTerms.at(spec.site, options.max_per_gpu),
-            fuses=lambda one: fused_shape(one, self._spec.ensemble, spec.site, spec.sharing, options),
+            fuses=lambda one: fused_shape(one, self._spec.ensemble, spec.site.launch, spec.sharing, options),
         )
         self._take(spec)
         PATIENT.call(self.read)

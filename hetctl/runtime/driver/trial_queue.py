@@ -60,7 +60,7 @@ class TrialQueue:
         parallel = max(1, gpus // self._slots[search.members[0]].min_gpus)
         # With several shapes, one that goes on and on would keep the GPUs from the others.
         options = options_from(spec.options)
-        terms = spec.ensemble, spec.site, spec.sharing, options
+        terms = spec.ensemble, spec.site.launch, spec.sharing, options
         (shape, *others) = {fused_shape(slot, *terms) for slot in self._slots.values()}
         if shape and not others and search.configs_are_known:
             parallel *= FUSE_LIMIT
