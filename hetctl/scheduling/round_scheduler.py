@@ -23,7 +23,6 @@ from hetctl.scheduling.planners.base import (
     Options,
     Planner,
     Request,
-    RunningMember,
     WaitingQueue,
     plan_fitting,
 )
@@ -231,14 +230,18 @@ class RoundScheduler(JobScheduler):
         is_elastic = self._planner.paradigm == "elastic"
         # An elastic planner would give the GPU of fused members to one of them.
         cluster = self._without_fused() if is_elastic else tuple(self.pool.nodes.values())
-        held = [each for each in seen.held if each.allocation.mode != FUSED]
+        held = [
+            replace(each, workload=_on_least(each.workload)) if each.workload.is_guess else each
+            for each in seen.held
+            if is_elastic and each.allocation.mode != FUSED
+        ]
         request = Request(
             workloads=_with_least_gpus(seen.waiting),
             nodes=self.pool.free,
             gpus=sum(len(node.gpus) for node in cluster),
             round_index=self._next_round,
             options=self._options,
-            held=_held_as_guessed(held) if is_elastic else (),
+            held=tuple(held),
             cluster=cluster,
             now_s=now_s,
             planner_state=self._planner_state,
@@ -454,10 +457,6 @@ def _with_least_gpus(workloads: Sequence[Workload]) -> Sequence[Workload]:
     if isinstance(workloads, WaitingQueue) and not workloads.guesses:
         return workloads
     return [_on_least(workload) if workload.is_guess else workload for workload in workloads]
-
-
-def _held_as_guessed(held: Sequence[RunningMember]) -> tuple[RunningMember, ...]:
-    return tuple(replace(h, workload=_on_least(h.workload)) if h.workload.is_guess else h for h in held)
 
 
 def _on_least(workload: Workload) -> Workload:

@@ -299,7 +299,7 @@ def place_shared(
     known = ChainMap({h.workload.name: h.workload for h in request.held}, request.waiting.by_name)
     kept = {h.workload.name for h in others}
     starting = [known[name] for name, gpus in counts.items() if gpus and name not in kept]
-    new = [_stand_in(name) for name in names.values()]
+    new = [Workload(name, {1: 1.0}, 1.0) for name in names.values()]
     whole, given = place_members(
         replace(request, workloads=(*starting, *new), held=(*others, *units)),
         {**counts, **dict.fromkeys(names.values(), 1)},
@@ -316,15 +316,11 @@ def place_shared(
     return Decision(tuple(start), stop), found
 
 
-def _stand_in(name: str) -> Workload:
-    return Workload(name, {1: 1.0}, 1.0)
-
-
 def _unit(name: str, gpu: Gpu, members: Sequence[RunningMember]) -> RunningMember:
     """Return the members in training on a GPU as one."""
     allocation = Allocation(name, 1, DATA_PARALLEL, 1.0, (Placement(gpu[0], (gpu[1],)),))
     fixed = any(member.fixed for member in members)
-    return RunningMember(_stand_in(name), allocation, members[0].since_s, fixed)
+    return RunningMember(Workload(name, {1: 1.0}, 1.0), allocation, members[0].since_s, fixed)
 
 
 def _seated(one: SharedGpu, place: Placement, seats: Mapping[str, Placement]) -> list[Allocation]:

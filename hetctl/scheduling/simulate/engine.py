@@ -161,7 +161,12 @@ class Engine:
                     self._ended = command
 
     def _start(self, command: Start) -> None:
-        allocations = [self._as_it_is(task.allocation) for task in command.tasks]
+        allocations = [task.allocation for task in command.tasks]
+        if self._scenario.rate_learner:
+            # Planners do not know the members' true rates.
+            allocations = [
+                replace(a, rate=self._members.unfinished[a.member].rates[a.gpus]) for a in allocations
+            ]
         start_s = self.now if self._fresh else self.now + self._timing.round_overhead_s
         rate = min(a.rate for a in allocations) if self._is_lockstep else None
         self._rounds[command.round] = set()
@@ -180,12 +185,6 @@ class Engine:
                 heapq.heappush(self._queue, (task.ready_s + learner.known_s, RATE_KNOWN, index, ""))
         self._next_round, self._planner_state = command.round + 1, command.planner_state
         self._fresh = False
-
-    def _as_it_is(self, allocation: Allocation) -> Allocation:
-        """Return an allocation with the member's true rate."""
-        if self._scenario.rate_learner is None:
-            return allocation
-        return replace(allocation, rate=self._members.unfinished[allocation.member].rates[allocation.gpus])
 
     @property
     def _is_lockstep(self) -> bool:
