@@ -8,7 +8,7 @@ as one is the idea of HFTA (Wang et al., MLSys 2021).
 from __future__ import annotations
 
 import copy
-import math
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -40,8 +40,15 @@ TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3}
 """Largest difference of a fused gradient from the member's own, relative to its norm; else 0.1."""
 LEAST_NORM = 1e-3
 """Norm of a gradient, relative to the largest of the member's, that counts where it is smaller."""
-TRIES = 3
-"""Steps that are timed with each width; the first one warms up."""
+LEAST_PAIRS, MOST_PAIRS = 2, 8
+"""Pairs of steps that decide between a width and members alone: the least if all agree, the most if not.
+
+One more warms up. Between two ways to stack the least decide, as forming stacks anew takes as long as a step.
+"""
+TRIAL_SAMPLES = 16
+"""Samples of a batch by which gradients are compared: with all, it would take as long as two steps."""
+CLEAR_GAIN = 1.3
+"""Gain in each of the least pairs that other work on the machine does not feign."""
 MOST_ROWS = 1.25
 """Rows of the stacks for each slice, above which smaller ones are formed."""
 NO_GAIN = "fused members are no faster"
@@ -162,7 +169,11 @@ class Slice:
             self.parts.optimizer.zero_grad()
             loss = self.parts.loss(self.parts.model.train()(x), y)
             loss.backward()
+            if self.stack:
+                self.stack.publish(self)
             self.parts.optimizer.step()
+            if self.stack:
+                self.stack.count(self)
         return torch.as_tensor(loss.detach())
 
     def twin(self) -> Slice:
@@ -293,6 +304,11 @@ class Stack:
         for state in member.parts.optimizer.state.values():
             if "step" in state:
                 state["step"] = self._steps[row].to("cpu", kind, copy=True)
+
+    def count(self, member: Slice) -> None:
+        """Count a step that a slice has taken alone, by its own optimizer."""
+        self._steps[self.slices.index(member)] += 1
+        member.parts.optimizer.zero_grad()
 
     def outputs(
         self, rows: Sequence[int], x: Any, y: torch.Tensor, scores: Sequence[Mapping[str, Score]]
@@ -514,69 +530,65 @@ class FusedNetwork(TorchNetwork):
 class Widths:
     """Choice of the number of slices in a stack, by the time of real steps of members of one program.
 
+    The present width and the next one take steps in turn, as a load on the machine changes from second to
+    second: only steps side by side are compared. What is not surely faster than alone counts as no faster.
+
     Attributes
     ----------
-    known : mapping of int to float
-        Steps per second of all members together by width, from earlier processes.
+    known : dict of int to float
+        Steps per second of all members together by width, also from earlier processes.
     """
 
     def __init__(self) -> None:
-        self.known: Mapping[int, float] = {}
-        self._seconds: dict[tuple[int, int, int], list[float]] = defaultdict(list)
-        self._best: dict[int, int] = {}
+        self.known: dict[int, float] = {}
+        self._seconds: dict[tuple[int, int], tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
 
     def next(self, members: int) -> int:
         """Return the width to be tried in the next step of so many members."""
-        # In turns, so that a load on the machine slows both alike.
-        pair = self._pairs(members)[-1]
-        return min(pair, key=lambda width: len(self._times(pair, width)))
+        pair = self._pair(members)
+        first, second = self._seconds[pair]
+        return pair[len(first) > len(second)]
 
     def best(self, members: int) -> int | None:
         """Return the width with the highest rate, 1 if members alone have it; None before all are tried."""
-        if members not in self._best and self._is_timed((pairs := self._pairs(members))[-1]):
-            best, gain = pairs[0][1], self._gain(pairs[0])
-            if len(pairs) > 1:
-                more = [self._gain(pair) for pair in pairs[1:]]
-                best = pairs[-1][more[-1] > 1]
-                gain *= math.prod(each for each in more if each > 1)
-            self._best[members] = best if gain > LEAST_GAIN else 1
-        return self._best.get(members)
-
-    def rates(self) -> dict[int, float]:
-        """Return the steps per second of all members together by width, as measured."""
-        least: dict[int, float] = {}
-        for (*_, width), times in self._seconds.items():
-            least[width] = min([*times, least.get(width, math.inf)])
-        return {width: 1 / least[width] for width in sorted(least)}
+        first, second = self._pair(members)
+        return first if first == second else None
 
     def note(self, width: int, members: int, seconds: float) -> None:
         """Record the time of a step of all members."""
-        self._times(self._pairs(members)[-1], width).append(seconds / members)
+        pair = self._pair(members)
+        times = self._seconds[pair]
+        times[pair.index(width)].append(seconds / members)
+        if gain := _gain(*times, over_alone=pair[0] == 1):
+            first = self.known.setdefault(pair[0], 1 / statistics.median(times[0][1:]))
+            self.known[pair[1]] = first * gain
 
-    def _pairs(self, members: int) -> list[tuple[int, int]]:
-        """Return 1 and the width of all members, then each width and its half as long as that is faster."""
-        width = 2 ** (members - 1).bit_length()
-        pairs = [(1, width)]
-        while self._is_timed(pairs[-1]) and width > 2 and (len(pairs) == 1 or self._gain(pairs[-1]) > 1):
-            pairs.append((width, width // 2))
+    def _pair(self, members: int) -> tuple[int, int]:
+        """Return the best width so far and the one to compare it with; the best one twice at the end."""
+        best, width = 1, (most := 2 ** (members - 1).bit_length())
+        while width > 1:
+            if not self.known.keys() >= {best, width}:
+                return best, width
+            if self.known[width] > (LEAST_GAIN if best == 1 else 1) * self.known[best]:
+                best = width
+            elif width < most:
+                break
             width //= 2
-        return pairs
+        return best, best
 
-    def _times(self, pair: tuple[int, int], width: int) -> list[float]:
-        # Alone, members are so much slower that once is enough.
-        times = self._seconds[(*pair, width) if width > 1 else (1, 1, 1)]
-        if not times and self.known.keys() >= set(pair):
-            times += [1 / self.known[width]] * TRIES
-        return times
 
-    def _is_timed(self, pair: tuple[int, int]) -> bool:
-        return all(len(self._times(pair, width)) >= TRIES for width in pair)
-
-    def _gain(self, pair: tuple[int, int]) -> float:
-        """Return how much faster the second is."""
-        # The first step also allocates; the least is the one that other work has disturbed the least.
-        first, second = (min(self._times(pair, width)[1:]) for width in pair)
-        return first / second
+def _gain(first: Sequence[float], second: Sequence[float], *, over_alone: bool) -> float | None:
+    """Return how much faster the second of two widths is, at most 1 if it only may be; None: go on."""
+    # The first steps also allocate.
+    gains = [one / other for one, other in zip(first[1:], second[1:], strict=False)]
+    if len(first) != len(second) or len(gains) < LEAST_PAIRS:
+        return None
+    median = statistics.median(gains)
+    if not over_alone:
+        return median
+    if len(gains) < MOST_PAIRS and max(gains) > LEAST_GAIN and min(gains) < CLEAR_GAIN:
+        return None
+    return median if np.quantile(gains, 0.25) > LEAST_GAIN else min(median, 1.0)
 
 
 @lru_cache(maxsize=64)
@@ -625,15 +637,18 @@ class TorchFusedSteps(FusedSteps):
             widths.note(trial[0], members, _time() - trial[2])
         best = widths.best(members)
         if best and trial:
-            rates = widths.rates()
-            self.measured = {width: rate * len(work.x) for width, rate in rates.items()}
-            listed = ", ".join(f"{width}: {rate:.0f}" for width, rate in rates.items())
+            rates = sorted(widths.known.items())
+            self.measured = {width: rate * len(work.x) for width, rate in rates}
+            listed = ", ".join(f"{width}: {rate:.0f}" for width, rate in rates)
             print(f"steps/s of all members by the number of fused ones: {listed}", flush=True)
         width = best or widths.next(members)
-        self._arrange(fused, width)
+        # To try them alone, they may stay where they are.
+        stacked = {} if best is None and width == 1 else fused
+        if stacked:
+            self._arrange(fused, width)
         if best is None:
             self._trial = width, members, _time()
-        results = self._results(works, fused)
+        results = self._results(works, stacked)
         if best == 1:
             self.refused.update(dict.fromkeys(list(fused)[1:], NO_GAIN))
         return results
@@ -759,6 +774,7 @@ def _different_results(like: Slice, works: Mapping[str, Work]) -> dict[str, str]
     try:
         stack = Stack(slices, as_trial=True)
         x, y = given[0].network.tensors([*given[: len(others)], *given])
+        x, y = tree_map(lambda leaf: leaf[:, :TRIAL_SAMPLES], (x, y))
         losses, gradients = stack.gradients(range(len(slices)), *stack.all_rows(), x, y)
     except Exception as error:
         # Whatever vmap or a copy cannot do: alone, the member may well train. Which one is it?

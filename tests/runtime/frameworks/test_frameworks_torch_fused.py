@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import finished, load_framework, torch_fused
-from hetctl.runtime.frameworks.torch_fused import TRIES, Stack, Widths
+from hetctl.runtime.frameworks.torch_fused import LEAST_GAIN, MOST_PAIRS, Stack, Widths
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
@@ -110,6 +112,9 @@ class Fixed(Widths):
     def best(self, _members):
         # Then all stay, even each in a stack of its own.
         return None
+
+    def note(self, *_):
+        pass
 
 
 def assert_as_alone(configs, last=EPOCHS, tolerance=1e-12, widths=None):
@@ -304,25 +309,55 @@ def test_what_cannot_be_fused_is_refused_and_trains_as_alone(configs, reason):
         assert found[number] == finished(epochs_of(built(config, number, FRAMEWORK.build), number, last=2))
 
 
+def tried(widths, seconds, members=16):
+    """Let widths be tried as long as they are; return them in order."""
+    found = []
+    while widths.best(members) is None:
+        found.append(width := widths.next(members))
+        widths.note(width, members, members * seconds(width, len(found)))
+    return found
+
+
 def test_the_fastest_width_is_chosen_and_none_that_is_slower_than_alone():
-    seconds = {1: 1.0, 2: 0.7, 4: 0.5, 8: 0.6, 16: 0.9}
-    for gain, best in ((1.0, 4), (2.2, 1)):
-        widths, tried = Widths(), []
-        while widths.best(12) is None:
-            tried.append(width := widths.next(12))
-            widths.note(width, 12, 12 * seconds[width] * (gain if width > 1 else 1))
-        pairs = (1, 16), (16, 8), (8, 4), (4, 2)
-        assert tried == [width for pair in pairs for width in pair * TRIES]
+    seconds = {1: 1.0, 2: 0.7, 4: 0.4, 8: 0.5, 16: 0.6}
+    for gain, best, pairs in (
+        (1.0, 4, [(1, 16), (16, 8), (8, 4), (4, 2)]),
+        (2.6, 1, [(1, 16), (1, 8)]),
+        (1.8, 8, [(1, 16), (1, 8), (8, 4)]),
+    ):
+        seconds[4] = 0.4 if gain == 1 else 0.6
+        widths = Widths()
+        found = tried(widths, lambda width, _n, gain=gain: seconds[width] * (gain if width > 1 else 1), 12)
+        assert dict.fromkeys(zip(found[::2], found[1::2], strict=True)) == dict.fromkeys(pairs)
         assert widths.best(12) == best
 
 
+def test_a_width_counts_as_faster_only_if_most_steps_side_by_side_are():
+    """A load comes and goes between steps; then it is the time of both."""
+    draw = np.random.default_rng(1)
+    chosen = {}
+    for gain in (1.0, 1.02, 1.2, 2.0):
+        found = []
+        for _ in range(200):
+            load = np.repeat(draw.choice([1.0, 1.6], 20), 10) * draw.normal(1, 0.05, 200)
+            widths = Widths()
+            steps = tried(
+                widths, lambda width, n, load=load, gain=gain: load[n] / (gain if width > 1 else 1), 2
+            )
+            assert len(steps) <= 2 * (MOST_PAIRS + 1)
+            found.append(widths.best(2) == 2)
+            # A plan takes the widths by their rates.
+            assert (widths.known[2] > LEAST_GAIN * widths.known[1]) == found[-1]
+        chosen[gain] = np.mean(found)
+    assert max(chosen[1.0], chosen[1.02]) < 0.05
+    assert min(chosen[1.2], chosen[2.0]) > 0.9
+
+
 def test_no_width_is_tried_that_another_process_has_measured():
-    widths, tried, rates = Widths(), [], {1: 1.0, 16: 3.0, 8: 4.0, 4: 2.0}
+    widths, rates = Widths(), {1: 1.0, 16: 3.0, 8: 4.0, 4: 2.0}
     widths.known = {width: rate for width, rate in rates.items() if width != 4}
-    while widths.best(16) is None:
-        tried.append(width := widths.next(16))
-        widths.note(width, 16, 16 / rates[width])
-    assert (widths.best(16), {*tried}) == (8, {8, 4})
+    found = tried(widths, lambda width, _n: 1 / rates[width])
+    assert (widths.best(16), {*found}) == (8, {8, 4})
     widths = Widths()
     widths.known = rates
     assert (widths.best(16), Widths().best(16)) == (8, None)
@@ -333,14 +368,20 @@ def test_members_of_a_program_known_to_gain_nothing_take_no_trial_step(monkeypat
     networks = {n: built({}, n, FRAMEWORK.build_fused) for n in range(3)}
     steps = FRAMEWORK.fused_steps()
     steps._widths = Widths()
-    steps._widths._best[3] = 1
+    steps._widths.known = {1: 1.0, 2: 1.0, 4: 1.0}
     found = together({n: epochs_of(networks[n], n) for n in networks}, networks, steps, refuses=True)
     assert found[2] == finished(epochs_of(built({}, 2, FRAMEWORK.build), 2))
 
 
 def test_no_width_is_tried_below_one_that_is_slower():
     widths, seconds = Widths(), {1: 1.0, 16: 0.3, 8: 0.4}
-    while widths.best(16) is None:
-        width = widths.next(16)
-        widths.note(width, 16, 16 * seconds[width])
-    assert (widths.best(16), [*widths.rates()]) == (16, [1, 8, 16])
+    tried(widths, lambda width, _n: seconds[width])
+    assert (widths.best(16), [*widths.known]) == (16, [1, 16, 8])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_members_that_try_to_be_alone_stay_in_their_stack(name, monkeypatch):
+    monkeypatch.setattr(Fixed, "next", lambda *_: next(turns))
+    turns = itertools.cycle((2, 1, 1, 2))
+    rule, options = RULES[name]
+    assert_as_alone([{"rule": rule, "options": options[n]} for n in range(2)], widths=2)
