@@ -74,8 +74,12 @@ class Allocation:
 
     @property
     def own_gpus(self) -> int:
-        """Number of GPUs that it holds alone: 0 if it shares one."""
+        """Number of GPUs that nobody else may use: 0 if it has a seat on one."""
         return 0 if any(part.seat for part in self.placement) else self.gpus
+
+    def gpus_alone(self, *, joined: bool) -> int:
+        """Return the number of GPUs that it has had alone so far: 0 once another has `joined` it."""
+        return self.own_gpus if joined or self.beside or self.mode == FUSED else self.gpus
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,8 @@ class RankGroup:
         True if the rank that it lost was at work for other members, too.
     divided_s : float or None
         Seconds of a shared GPU, each divided by the groups there; None if it has its GPUs alone.
+    told : list of dict
+        Messages to all of its ranks, for those that get their assignments later.
     """
 
     task: TaskMessage
@@ -159,6 +161,7 @@ class RankGroup:
     killed: bool = False
     energy_j: float | None = None
     divided_s: float | None = None
+    told: list[dict[str, str]] = field(default_factory=list)
     beside_others: bool = False
 
     @property

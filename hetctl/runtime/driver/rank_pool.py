@@ -154,6 +154,10 @@ class RankPool:
         self._has_seats |= any(part.seat for part in placement)
         for slot in slots:
             slot.groups.append(running)
+        if placement[0].seat:
+            for group in next(groups for groups in self._groups_by_gpu().values() if running in groups):
+                if group is not running:
+                    self._tell(group, {"joined": group.key})
         self._assign(running)
 
     def start_agents(self) -> None:
@@ -212,9 +216,7 @@ class RankPool:
         running.stopping_since = min(time.monotonic() + busy_s, running.stopping_since)
         if running.stop is None:
             running.stop = reason
-            for rank in running.assigned:
-                slot = running.slots[rank]
-                self.agents.send(slot.step, slot.gpu, TO, {"stop": running.key, "reason": running.stop})
+            self._tell(running, {"stop": running.key, "reason": reason})
 
     def live_metrics(self) -> dict[str, LiveMetrics]:
         """Return the last metrics of groups that have sent any, by task name."""
@@ -387,9 +389,15 @@ class RankPool:
             rank_info = RankInfo(rank, len(running.slots), running.key, master, identity)
             running.assigned.add(rank)
             assignment = encode(Assignment(running.task, rank_info, running.started_at, bool(running.steps)))
-            self.agents.send(slot.step, slot.gpu, TO, {"task": assignment})
-            if running.stop is not None:
-                self.agents.send(slot.step, slot.gpu, TO, {"stop": running.key, "reason": running.stop})
+            for message in ({"task": assignment}, *running.told):
+                self.agents.send(slot.step, slot.gpu, TO, message)
+
+    def _tell(self, running: RankGroup, message: dict[str, str]) -> None:
+        """Send a message to the ranks of a group, now or after their assignments."""
+        running.told.append(message)
+        for rank in running.assigned:
+            slot = running.slots[rank]
+            self.agents.send(slot.step, slot.gpu, TO, message)
 
     def _watch(self, running: RankGroup) -> None:
         """Kill a group that hangs, and the rest of a failed one: they can write no checkpoint.

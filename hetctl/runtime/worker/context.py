@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +96,8 @@ class WorkerContext:
         Function that sends the driver values by the name of the message, also in other threads.
     stop_reason : callable
         Function that returns why the group with this key has to stop; None if it continues.
+    joined : collection of str
+        Keys of groups to whose GPU another one has come since they began; it grows.
     on_unsaved : callable
         Function called, in another thread, after a state could not be written.
     arrived : callable
@@ -117,13 +119,14 @@ class WorkerContext:
         keep: ExitStack,
         send: Callable[..., None] = lambda **_: None,
         stop_reason: Callable[[str], str | None] = lambda _: None,
+        joined: Collection[str] = (),
         on_unsaved: Callable[[], None] = lambda: None,
         arrived: Callable[[], Assignment | None] = lambda: None,
     ) -> None:
         self.group: Group = Group()
         self.binding, self.keep = binding, keep
         self.send, self.stop_reason, self.on_unsaved = send, stop_reason, on_unsaved
-        self.arrived = arrived
+        self.arrived, self.joined = arrived, joined
         self._next_heartbeat = 0.0
         self._code: tuple[Framework, UserFunctions] | None = None
         self.data: WholeData | PartitionedData | None = None

@@ -196,6 +196,8 @@ class MemberTrainer(ABC):
         Writer of checkpoints; None: a thread that writes the whole network.
     busy : callable
         Function that returns the share of the time since its last call in which its device was busy.
+    joined : callable
+        Function that returns true once another member has come to its GPU.
     """
 
     member: Member
@@ -216,6 +218,7 @@ class MemberTrainer(ABC):
     has_saved: Callable[[], bool] = lambda: False
     saver: Saver | None = None
     busy: Busy = lambda: None
+    joined: Callable[[], bool] = lambda: False
     state: TrainingState = field(default_factory=TrainingState)
 
     def __post_init__(self) -> None:
@@ -334,7 +337,8 @@ class MemberTrainer(ABC):
 
     def _epoch_seconds_left(self) -> float:
         given, samples = self.allocation, self.training.samples
-        same_size = [epoch.duration_s for epoch in self.state.epochs if epoch.gpus == given.own_gpus]
+        gpus = given.gpus_alone(joined=self.joined())
+        same_size = [epoch.duration_s for epoch in self.state.epochs if epoch.gpus == gpus]
         # An estimate must not keep an epoch from beginning.
         expected_s = samples / given.rate if given.rate_known else 0.0
         return (same_size[-1] if same_size else expected_s) * (1 - self.state.part_samples / samples)
@@ -358,10 +362,12 @@ class MemberTrainer(ABC):
             self.busy()
 
     def _report_rate(self, rate: float, error: float) -> None:
-        timed = timed_rate(self.allocation, self.member, self.gpu_type, rate, error, self.busy)
+        given = self.allocation, self.joined()
+        timed = timed_rate(*given, self.member, self.gpu_type, rate, error, self.busy)
         self.events.write("rate", **encode(timed))
-        # From now on others may come and go.
-        self.allocation = replace(self.allocation, alone=False, beside=())
+        if timed.beside:
+            # From now on others may come and go.
+            self.joined = lambda: True
         self._report_preparation()
 
     def _report_preparation(self) -> None:
@@ -386,7 +392,7 @@ class MemberTrainer(ABC):
             epoch=number,
             metrics={"loss": self.state.part_loss / self.state.part_samples, **metrics},
             duration_s=self.state.part_s,
-            gpus=self.allocation.own_gpus,
+            gpus=self.allocation.gpus_alone(joined=self.joined()),
             finished_at=time.time(),
             rate=rate,
             batch_size=self.member.batch_size,
@@ -467,13 +473,18 @@ class MemberTrainer(ABC):
 
 
 def timed_rate(
-    allocation: Allocation, member: Member, gpu_type: str | None, rate: float, error: float, busy: Busy
+    allocation: Allocation,
+    joined: bool,
+    member: Member,
+    gpu_type: str | None,
+    rate: float,
+    error: float,
+    busy: Busy,
 ) -> TimedRate:
-    """Return the rate of a member that has been timed in its round."""
-    gpus = allocation.gpus if allocation.alone else allocation.own_gpus
+    """Return the rate of a member that has been timed in its round; `joined` as in `gpus_alone`."""
     share = busy() if allocation.gpus == 1 else None
-    place = gpus, member.batch_size, gpu_type
-    return TimedRate(rate, *place, error, time.time(), share, allocation.beside)
+    place = allocation.gpus_alone(joined=joined), member.batch_size, gpu_type
+    return TimedRate(rate, *place, error, time.time(), share, () if joined else allocation.beside)
 
 
 def load_together(checkpoints: CheckpointFolder, group: Group, needs: Callable[[str], bool]) -> Loaded:

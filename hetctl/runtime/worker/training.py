@@ -295,6 +295,7 @@ def trainer_fields(
         "stop": make_stop_signal(context, spec, assignment),
         "allocation": spec.allocation,
         "busy": busy_share(context.binding.device),
+        "joined": lambda: assignment.rank_info.key in context.joined,
         "launched_at": assignment.launched_at,
         "gpu_type": spec.gpu_type,
         "restarted_at": restarted_at,

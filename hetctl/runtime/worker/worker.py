@@ -97,6 +97,7 @@ def serve(binding: Binding, channel: socket.socket) -> int:
             keep,
             send=lambda **message: connection.send(encode(message)),
             stop_reason=stops.reason,
+            joined=stops.joined,
             on_unsaved=inbox.end,
             arrived=inbox.arrived,
         )
@@ -169,6 +170,8 @@ class Inbox:
                 if "stop" in message:
                     # The first reason stands.
                     self._stops.reasons.setdefault(message["stop"], message["reason"])
+                elif "joined" in message:
+                    self._stops.joined.add(message["joined"])
                 elif "shutdown" in message:
                     self.end()
                 else:
@@ -181,7 +184,7 @@ class Inbox:
 
 
 class Stops:
-    """Reasons for groups to stop with a checkpoint, by group key.
+    """What the driver has said of groups: reasons to stop with a checkpoint, and who is not alone any more.
 
     Parameters
     ----------
@@ -192,10 +195,13 @@ class Stops:
     ----------
     reasons : dict of str to str
         Reasons by the group's key, as in `RankInfo`: a message may arrive when another task has begun.
+    joined : set of str
+        Keys of groups to whose GPU another one has come since they began.
     """
 
     def __init__(self, report: Callable[[], None]) -> None:
         self.reasons: dict[str, str] = {}
+        self.joined: set[str] = set()
         self._report = report
         self._to_report = False
         self._when_idle: Any = signal.SIG_DFL

@@ -73,6 +73,7 @@ def work(assignment, context):
     me = {"pid": os.getpid(), "rank": ranks.rank, "size": ranks.size, "device": context.binding.device}
     me |= {"gpu": context.binding.gpu, "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
     me |= {"imported": imported}
+    joined = Path(assignment.task.folder, f"{assignment.task.name}.joined")
     with open(Path(assignment.task.folder) / f"{assignment.task.name}.did", "a") as file:
         file.write(json.dumps(me) + "\\n")
     print("at work on", assignment.task.name, flush=True)
@@ -90,6 +91,7 @@ def work(assignment, context):
         how["steps"] -= 1
         time.sleep(0.05)
         if not how.get("silent"): context.heartbeat()
+        if assignment.rank_info.key in context.joined: joined.touch()
     ranks.barrier_and_close()
 
 def fused(assignment, context):
@@ -294,9 +296,15 @@ def test_fused_members_have_one_rank_whose_death_is_no_fault_of_theirs(job):
 
 
 def test_members_on_one_slot_have_a_rank_each_and_one_that_is_killed_ends_alone(job):
-    for seat, name in enumerate(("one", "two", "three"), start=1):
+    job.start("one", 1, seat=1, steps=10_000)
+    wait_for(lambda: job.at_work("one"))
+    assert not (job.folder / "one.joined").exists()
+    for seat, name in enumerate(("two", "three"), start=2):
         job.start(name, 1, seat=seat, steps=10_000)
-    wait_for(lambda: all(job.at_work(name) for name in ("one", "two", "three")))
+    wait_for(lambda: all(job.at_work(name) for name in ("two", "three")))
+    # Also told to one that had not begun when the next one came.
+    wait_for(lambda: all((job.folder / f"{name}.joined").exists() for name in ("one", "two")))
+    assert not (job.folder / "three.joined").exists()
     assert [job.did(name)[0]["gpu"] for name in ("one", "two", "three")] == [1, 1 + SLOTS, 1 + 2 * SLOTS]
     (killed,) = job.at_work("two")
     os.kill(killed, signal.SIGKILL)

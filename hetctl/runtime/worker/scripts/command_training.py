@@ -75,6 +75,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
             reports.starts_at = lambda: (assignment.launched_at, process.began_at)
             busy = busy_share(context.binding.device, process.cpu_seconds)
             reports.busy = busy_share(context.binding.device, process.cpu_seconds)
+            reports.joined = lambda: assignment.rank_info.key in context.joined
             reports.note = stack.enter_context(live_metrics_to(context.send, samples or 0, busy))
         stop = make_stop_signal(context, spec, assignment)
         run = CommandRun(group, process, stop, reports.read, context)
@@ -118,8 +119,8 @@ class EpochReports:
     starts_at : callable
         Function that returns the times of the launch of its ranks and of its process, in seconds since the
         epoch.
-    busy : callable
-        Function that returns the share of the time since its last call in which its device was busy.
+    busy, joined : callable
+        Same as in `MemberTrainer`.
     """
 
     spec: TrainingSpec
@@ -130,6 +131,7 @@ class EpochReports:
     heartbeat: Callable[[], None] = lambda: None
     starts_at: Callable[[], tuple[float, float]] | None = None
     busy: Busy = lambda: None
+    joined: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         (self.member,) = self.spec.ensemble.members
@@ -232,7 +234,7 @@ class EpochReports:
             # What comes before is no training.
             self.busy()
         if times := known_times(self._timed, WANTED_IN_TRAINING):
-            place = self.spec.allocation, self.member, self.spec.gpu_type
+            place = self.spec.allocation, self.joined(), self.member, self.spec.gpu_type
             timed = timed_rate(*place, 1 / times.mean_s, times.error, self.busy)
             self.events.write("rate", **encode(timed))
             self._timed = None
@@ -246,7 +248,7 @@ class EpochReports:
             metrics=report.metrics,
             # The time until the first report includes the command's start.
             duration_s=report.seconds or now - (ends[0].time if len(ends) > 1 else self._began_at),
-            gpus=self.spec.allocation.own_gpus,
+            gpus=self.spec.allocation.gpus_alone(joined=self.joined()),
             finished_at=now,
             rate=pace.rate,
             batch_size=self.member.batch_size,
