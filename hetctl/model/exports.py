@@ -1,4 +1,4 @@
-"""What is taken out of a run: weights of a member, bundles to check it elsewhere, ensembles of members."""
+"""Products of a run: weights of a member, bundles to check it elsewhere, ensembles of members."""
 
 from __future__ import annotations
 

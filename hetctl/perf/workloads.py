@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -16,7 +16,7 @@ from hetctl.model.training_progress import EpochHistory, Progress, TimedRate
 from hetctl.model.training_settings import EVERY_EPOCH
 from hetctl.model.workload import Slowed, Workload
 from hetctl.perf.convergence import ConvergenceForecast
-from hetctl.perf.rate_extrapolation import gpus_left, learned, prior_shapes, rate_curve, usable_rates
+from hetctl.perf.rate_extrapolation import learned, prior_shapes, rate_curve, usable_rates
 from hetctl.perf.rate_prediction import USUAL_LEVEL, Level, estimated_levels, known_rates
 from hetctl.perf.sharing import DOUBT, LEAST_GAIN, NO_SHARING, GpuTerms, slowdown, slowed_by
 
@@ -536,3 +536,28 @@ def _samples_left(
         # No work left would mean converged, which only the stop rule decides.
         left, notes = epoch, (*notes, "longer than expected: one more epoch is assumed")
     return max(float(left - progress.part_samples), 0.0), notes
+
+
+def gpus_left(
+    least: int, most: int, unfit: Collection[int], fitting: Collection[int]
+) -> tuple[int, int] | None:
+    """Return the least and the largest number of GPUs on which a member may train; None if none is left.
+
+    Where its memory was enough on fewer GPUs, it may try half of those on which it was not. Else a GPU's part
+    has to be smaller, and it may try twice as many. It so takes few starts to find a number that fits.
+
+    Parameters
+    ----------
+    least, most : int
+        Numbers of GPUs that it may have otherwise.
+    unfit, fitting : collection of int
+        Numbers of GPUs on which its memory was not enough, and was enough.
+    """
+    for gpus in sorted({*unfit}.difference(fitting)):
+        fewer = [count for count in fitting if least <= count < gpus]
+        more = [count for count in fitting if gpus < count <= most]
+        if fewer:
+            most = min(most, max(gpus // 2, *fewer))
+        elif least <= gpus:
+            least = max(gpus + 1, min(2 * gpus, most, *more))
+    return (least, most) if least <= most else None

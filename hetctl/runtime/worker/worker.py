@@ -184,7 +184,7 @@ class Inbox:
 
 
 class Stops:
-    """What the driver has said of groups: reasons to stop with a checkpoint, and who is not alone any more.
+    """Messages of the driver about groups: reasons to stop with a checkpoint, and who is alone no more.
 
     Parameters
     ----------

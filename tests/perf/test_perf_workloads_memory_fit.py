@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.perf.rate_extrapolation import gpus_left
+from hetctl.perf.workloads import gpus_left
 
 
 @pytest.mark.parametrize(
