@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from hetctl.app.plan.job_request import refuse_wide_members
-from hetctl.app.plan.planning import AUTO, check_planner, chosen
+from hetctl.app.plan.planning import AUTO, check_planner, chosen, with_defaults
 from hetctl.app.profile.catalog_profiles import profiles_at
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
@@ -111,11 +111,11 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     InfeasibleError
         If the round limit is too short for some member to make any progress, or it needs more GPUs.
     """
-    options = options_from({"fuse": request.ensemble.fuse == AUTO, **request.options})
     sharing = LOCKSTEP if request.lockstep else CACHED
     with project.reading() as catalog:
         site, known = _measured(catalog, request.ensemble, request.site)
         measured_at = catalog.site(site)
+    options = options_from(with_defaults(request.options, request.ensemble, measured_at))
     per_node = request.gpus_per_node or (measured_at.gpus_per_node if measured_at else GPUS_PER_NODE)
     profiles = {profile.member: profile for profile in known}
     _refuse_unknown_types(request, profiles.values())
@@ -132,7 +132,7 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     )
     members = _as_restarting(planned, request.restart_s)
     arrivals = _arrivals(members, request, options.seed)
-    learner = _learner(arrivals, request)
+    learner = _learner(arrivals, request, terms)
     expected = _foreseen(arrivals, request, options.seed, learner) if request.planner == AUTO else arrivals
     choice = chosen(request.planner, expected, replace(scenario, failures=None), options)
     if request.lockstep and not choice.planner.trains_as_group:
@@ -307,7 +307,7 @@ def _estimator(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int)
     return WorkEstimator([arrival.workload for arrival in arrivals], seed)
 
 
-def _learner(arrivals: Sequence[Arrival], request: SimulateRequest) -> RateLearner | None:
+def _learner(arrivals: Sequence[Arrival], request: SimulateRequest, terms: GpuTerms) -> RateLearner | None:
     """Return what planners learn of the rates; None if they know them.
 
     Raises
@@ -328,7 +328,6 @@ def _learner(arrivals: Sequence[Arrival], request: SimulateRequest) -> RateLearn
     ]
     others = (member for name, member in members.items() if all(name != one.name for one in drawn))
     ensemble = replace(request.ensemble, members=(*drawn, *others))
-    terms = GpuTerms(options_from(request.options).max_per_gpu)
     return RateLearner(ensemble, sum(request.gpus.values()), request.learn_rates_s, terms)
 
 

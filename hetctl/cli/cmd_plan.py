@@ -8,7 +8,6 @@ import click
 
 from hetctl.cli.options import (
     ensemble_option,
-    fuse_option,
     mode_options,
     plan_request,
     planner_options,
@@ -25,7 +24,6 @@ from hetctl.cli.output import json_option, show
 @site_options
 @planner_options
 @sharing_option
-@fuse_option
 @mode_options
 @click.option("--explain", is_flag=True, help="Show why each member gets its GPUs, and why others wait.")
 @json_option

@@ -16,7 +16,6 @@ from hetctl.cli.cmd_members import request
 from hetctl.cli.completions import complete_members, complete_runs
 from hetctl.cli.options import (
     ensemble_option,
-    fuse_option,
     given_options,
     mode_options,
     plan_request,
@@ -58,7 +57,6 @@ OF_SUBMIT = {"ensemble", "dry_run", "wait", "new", "modules", *OF_BUDGET, *OF_RU
 @site_options
 @planner_options
 @sharing_option
-@fuse_option
 @mode_options
 @click.option("--dry-run", is_flag=True, help="Print the script and the submit command; write nothing.")
 @click.option("--wait", is_flag=True, help="Follow the run to its end; Ctrl-C leaves it running.")
@@ -261,7 +259,6 @@ def _print_outcome(project: Project, outcome: RunTransition, choice: Choice, *, 
 @site_options
 @planner_options
 @sharing_option
-@fuse_option
 @click.option(
     "--run", metavar="NAME", default="preview", show_default=True, help="Name the run in the script."
 )

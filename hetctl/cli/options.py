@@ -20,7 +20,7 @@ from hetctl.model.plan import (
     PS_PLACEMENTS,
     USUAL_PLANNER,
 )
-from hetctl.model.training_settings import AUTO, BALANCE_MODES
+from hetctl.model.training_settings import BALANCE_MODES
 
 if TYPE_CHECKING:
     from hetctl.app.plan.job_request import JobSizeChoice
@@ -75,10 +75,11 @@ def called(command: click.Command, options: Mapping[str, Any]) -> Iterator[click
         If there is no such option, or its value is wrong.
     """
     given = {f"--{name.replace('_', '-')}": value for name, value in options.items()}
+    off = {one.opts[0]: one.secondary_opts[0] for one in command.params if one.secondary_opts}
     words = [
-        flag if value is True else f"{flag}={value}"
+        flag if value is True else off[flag] if value is False else f"{flag}={value}"
         for flag, value in given.items()
-        if value is not None and value is not False
+        if value is not None and (value is not False or flag in off)
     ]
     try:
         with command.make_context("hetctl", words) as context:
@@ -228,6 +229,12 @@ planner_options = _together(
         type=int,
         help="Let up to N members share a GPU, each with a process of its own.  [default: the site's]",
     ),
+    click.option(
+        "--fuse/--no-fuse",
+        default=None,
+        help="Let members of one shape that wait for a GPU train as one computation with others of it, if"
+        " that is faster.  [default: the ensemble's]",
+    ),
     click.option("--seed", metavar="N", type=int, help="Seed random choices.  [default: 0]"),
 )
 """The planner and its options."""
@@ -235,12 +242,6 @@ sharing_option = click.option(
     "--sharing",
     type=click.Choice(["cached", "lockstep", "none"]),
     help="Share prepared samples on a node.  [default: cached; none with --mode hopper]",
-)
-fuse_option = click.option(
-    "--fuse/--no-fuse",
-    default=None,
-    help="Let members of one shape that wait for a GPU train as one computation with others of it, if that"
-    " is faster.  [default: the ensemble's]",
 )
 mode_options = _together(
     click.option(
@@ -303,20 +304,16 @@ def plan_request(
 ) -> tuple[PlanRequest, JobSizeChoice]:
     """Return the input of planning from the ensemble and the values of all other shared options."""
     from hetctl.app.plan.job_request import sizing
-    from hetctl.app.plan.planning import PlanRequest
+    from hetctl.app.plan.planning import PlanRequest, with_defaults
     from hetctl.model.run import CACHED, NONE, Budget
 
     machine = site_of(project, members, site, account=account, job_options=job_options, launch=launch)
     given = {name: value for name, value in options.items() if value is not None}
     refuse_conflicts(members.name, *(f"--{name.replace('_', '-')}" for name in given), mode=mode)
-    given.setdefault("balance", members.balance.mode)
-    if (most := members.max_per_gpu or machine.max_per_gpu) > 1:
-        given.setdefault("max_per_gpu", most)
-    if members.fuse == AUTO:
-        given.setdefault("fuse", True)
     sized = sizing(project, members, machine, gpus, time, queue, budget or Budget())
     shared = sharing or (NONE if mode == HOPPER else CACHED)
-    return PlanRequest(members, machine, sized.size, planner, given, explain, shared, mode), sized
+    chosen = with_defaults(given, members, machine)
+    return PlanRequest(members, machine, sized.size, planner, chosen, explain, shared, mode), sized
 
 
 def warn(project: Project, request: PlanRequest) -> None:

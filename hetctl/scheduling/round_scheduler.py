@@ -385,8 +385,9 @@ class RoundScheduler(JobScheduler):
     ) -> list[Allocation]:
         if not groups:
             return []
-        taken = {*given, *(allocation.member for allocation in self._pending)}
-        waiting = self._observer.seen(now_s, self.running, self._deferred(now_s)).waiting
+        taken = {*given, *self.running, *(allocation.member for allocation in self._pending)}
+        # The observer may not know yet of those that start now: all count as waiting there.
+        waiting = self._observer.seen(now_s, {}, self._deferred(now_s)).waiting
         free = [workload for workload in _with_least_gpus(waiting) if workload.name not in taken]
         return [a for a in companions(groups, free, self._alone) if self._fits(left, a, now_s)]
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hetctl.app.hopper import MOST_TIMES
-from hetctl.app.plan.phase_drafts import PhaseDraft, assembled, candidates, data_parallel_plans, makespans
+from hetctl.app.plan.phase_drafts import PhaseDraft, assembled, data_parallel_plans, makespans
 from hetctl.app.plan.planning import PlanRequest, demands_of, limits_of
 from hetctl.methods.hop_phase import hop_phase, size_of_groups, unit_times
 from hetctl.methods.hopper import SearchOptions
@@ -37,7 +37,7 @@ def plan_hopper(request: PlanRequest) -> Plan:
                 does_not_fit(demand.member, demand, room),
                 "lower its batch_size, use GPUs with more memory, or plan with --mode auto",
             )
-    members = candidates(request)
+    members = request.workloads()
     # This comes before the size of groups: members that no worker can train have none.
     phases = [hops(request, members)] if members else []
     reason = (

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hetctl.app.plan.hop_phases import hop_run, hops, refuse_bare_nodes
-from hetctl.app.plan.phase_drafts import PhaseDraft, assembled, candidates, data_parallel
+from hetctl.app.plan.phase_drafts import PhaseDraft, assembled, data_parallel
 from hetctl.app.plan.pipeline_phases import MemberLayers, known_layers, pipeline_member_of, pipelines
 from hetctl.app.plan.planning import PlanRequest, demands_of, limits_of, refuse_large_parts
 from hetctl.methods.hopper.worker_groups import hopper_epochs
@@ -44,7 +44,7 @@ def plan_modes(request: PlanRequest) -> Plan:
                 " profile of them (`layers` in the ensemble file), lower its batch_size, or use GPUs with"
                 " more memory",
             )
-    members = candidates(request, without=large)
+    members = request.workloads(without=large)
     epochs = _epochs(members)
     # A guess tells of no mode that it is the fastest: members train data-parallel, which shows their rates.
     unknown = tuple(member.name for member in members if member.is_guess)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from hetctl.app.plan.planning import PlanRequest, data_parallel_plan
@@ -12,7 +12,6 @@ from hetctl.model.plan import BALANCED, DATA_PARALLEL, Allocation, Forecast, Mod
 from hetctl.model.training_settings import OFF
 from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
-from hetctl.perf.workloads import active_workloads
 
 
 @dataclass(frozen=True)
@@ -34,19 +33,6 @@ class PhaseDraft:
     makespans_s: Mapping[str, float]
     rounds: tuple[Round, ...] = ()
     plan: Plan | None = None
-
-
-def candidates(request: PlanRequest, without: Collection[str] = ()) -> tuple[Workload, ...]:
-    """Return the workloads of the members that fit one GPU."""
-    ensemble = request.trainable
-    fitting = replace(ensemble, members=tuple(m for m in ensemble.members if m.name not in without))
-    return active_workloads(
-        fitting,
-        request.profiles,
-        request.progress,
-        request.gpus,
-        in_lockstep=request.scenario.lockstep,
-    )
 
 
 def data_parallel(request: PlanRequest, rest: Sequence[Workload]) -> PhaseDraft:

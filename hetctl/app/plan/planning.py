@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -148,6 +148,19 @@ class PlanRequest:
         members = active_workloads(self.trainable, self.profiles, {}, self.gpus)
         return likely_search(self.trainable, members, self.gpus, self.planner_options.seed)
 
+    def workloads(self, without: Container[str] = ()) -> tuple[Workload, ...]:
+        """Return the members left to train, but for some, as they share GPUs and train fused in a job."""
+        ensemble, site, options = self.trainable, self.site, self.planner_options
+        return active_workloads(
+            replace(ensemble, members=tuple(m for m in ensemble.members if m.name not in without)),
+            self.profiles,
+            self.progress,
+            self.gpus,
+            in_lockstep=self.scenario.lockstep,
+            terms=GpuTerms.at(site, options.max_per_gpu),
+            fuses=lambda member: fused_shape(member, self.ensemble, site.launch, self.sharing, options),
+        )
+
     @property
     def waits(self) -> float:
         """Factor by which trials that wait at rungs lengthen a phase in which all begin at the start."""
@@ -257,6 +270,13 @@ def check_planner(name: str, options: Mapping[str, Any]) -> None:
     if name != AUTO:
         planner_named(name)
     options_from(options)
+
+
+def with_defaults(given: Mapping[str, Any], ensemble: Ensemble, site: Site | None) -> dict[str, Any]:
+    """Return a planner's options: those that were given, or else as the ensemble, and then the site, say."""
+    most = ensemble.max_per_gpu or (site.max_per_gpu if site else 1)
+    fuses = ensemble.fuse == AUTO
+    return {"balance": ensemble.balance.mode, "max_per_gpu": most, "fuse": fuses, **given}
 
 
 def chosen(name: str, arrivals: Sequence[Arrival], scenario: Scenario, options: Options) -> PlannerChoice:
@@ -421,12 +441,7 @@ def plan_from(request: PlanRequest) -> Plan:
         return plan
     if len(ensemble.trials) > MOST_TRIALS:
         request = _with_rungs(request)
-    members = active_workloads(
-        *(request.trainable, request.profiles, request.progress, request.size.gpus),
-        in_lockstep=request.scenario.lockstep,
-        terms=GpuTerms.at(site, options.max_per_gpu),
-        fuses=lambda member: fused_shape(member, ensemble, site.launch, request.sharing, options),
-    )
+    members = request.workloads()
     searches: Sequence[SimulatedSearch] = ()
     if request.begins_search and len(ensemble.trials) <= MOST_TRIALS:
         # Imported here since most ensembles have no search.

@@ -6,11 +6,12 @@ import sys
 from collections import Counter
 
 import pytest
-from workbench import new_project
+from workbench import ENSEMBLE, greedy_slurm, new_project
 
 from hetctl.app.plan import planning
 from hetctl.catalog.catalog import Catalog
 from hetctl.methods.parallelism import PhaseRun
+from hetctl.storage.event_files import EventWriter
 
 SIZE = ("--site", "slurm", "--gpus", "2", "--time", "1h")
 TYPES = """\
@@ -89,6 +90,29 @@ def test_a_new_plan_is_made_if_the_ensemble_has_changed(project, made):
     ensemble.write_text(ensemble.read_text().replace("config: {}", "config: {}, seed: 7", 1))
     assert project.here("submit", *SIZE, "--dry-run").code == 0
     assert len(made) == 2
+
+
+def test_all_commands_foresee_members_that_train_fused(tmp_path, monkeypatch):
+    """Three members of one shape and 400 samples at 100 samples/s, which are three times as fast together."""
+    monkeypatch.setenv("PATH", greedy_slurm(tmp_path / "bin"))
+    project = new_project(tmp_path / "project", ENSEMBLE.replace("tensorflow", "pytorch") + "fuse: off\n")
+    assert project.here("profile", "import", "rates.csv", "--site", "slurm").code == 0
+    assert project.here("submit", *SIZE, "--json").code == 0
+    fused = EventWriter(project.home.run("trio-001").events, "a", 0)
+    fused.write("fused", rates=[[1, 100.0], [3, 300.0]])
+    size = (*SIZE, "--gpus", "1", "--json")
+    for command in (("plan", *size), ("plan", *size, "--mode", "auto")):
+        apart, together = (project.here(*command, *option).json for option in ((), ("--fuse",)))
+        assert together["predicted_makespan_s"] < 0.4 * apart["predicted_makespan_s"]
+        assert {given["mode"] for given in together["rounds"][0]["allocations"]} == {"fused"}
+        assert together["lower_bound_s"] == pytest.approx(4.0)
+    simulated = ("simulate", "--gpus", "1", "--restart-seconds", "0", "--json")
+    seconds = [project.here(*simulated, *option).json["makespan_s"] for option in ((), ("--fuse",))]
+    assert seconds == pytest.approx([12.0, 4.0])
+    file = project.path / "ensemble.yaml"
+    file.write_text(file.read_text().replace("fuse: off", "fuse: auto"))
+    seconds = [project.here(*simulated, *option).json["makespan_s"] for option in (("--no-fuse",), ())]
+    assert seconds == pytest.approx([12.0, 4.0])
 
 
 @pytest.fixture

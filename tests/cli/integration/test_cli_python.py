@@ -127,10 +127,10 @@ def test_options_are_those_of_the_command(nets, options, rule):
 
 def test_an_option_means_what_it_means_to_the_command():
     command = cli.get_command(click.Context(cli), "submit")
-    given = {"time": "2h", "node_hours": 1.5, "chain": True, "mix_types": False, "queue": None}
+    given = {"time": "2h", "node_hours": 1.5, "chain": True, "mix_types": False, "queue": None, "fuse": False}
     with called(command, given) as context:
         read = {name: context.params[name] for name in given}
-    assert read == {"time": 7200, "node_hours": 1.5, "chain": True, "mix_types": None, "queue": None}
+    assert read == {**given, "time": 7200, "mix_types": None}
 
 
 @pytest.mark.parametrize(

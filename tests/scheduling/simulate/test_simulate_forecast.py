@@ -132,6 +132,17 @@ def test_members_of_one_shape_train_at_the_rate_of_all_together() -> None:
     assert plan.lower_bound_s == pytest.approx(700 / 20 + 100 / 10)
 
 
+@pytest.mark.parametrize("planner", [LOCAL, PLANNERS["fluid"]])
+def test_members_of_another_shape_train_together_when_those_of_the_first_have_ended(planner: Planner) -> None:
+    pairs = [
+        replace(member(name, [10], 100), fuses=shape, fused=((1, 50.0), (2, 100.0)))
+        for name, shape in zip("abcd", ("one", "one", "two", "two"), strict=True)
+    ]
+    plan = predict(planner, pairs, 1)
+    assert gpus_by_round(plan) == [{"a": 1, "b": 1}, {"c": 1, "d": 1}]
+    assert [one.done_s for one in plan.members] == pytest.approx([10.0, 10.0, 21.0, 21.0])
+
+
 def test_members_that_still_fit_the_job_train_first() -> None:
     # a's third epoch would end at 90 of 80 s, so from 60 s on b and c have its GPU.
     members = (
