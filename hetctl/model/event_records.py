@@ -75,7 +75,7 @@ FORMS: Mapping[str, type] = {
         startup_s=(float, 0.0), restart_s=(float | None, None), peak_memory_bytes=(int | None, None)
     ),
     "rate": TimedRate,
-    "fused": _form(rates=tuple[tuple[float, ...], ...]),
+    "fused": _form(rates=tuple[tuple[float, ...], ...], gpu_type=(str | None, None)),
     "epoch": EpochResult,
     PART: _form(epoch=int, samples=int, metrics=Mapping[str, float]),
     "checkpoint": _form(epoch=int, part_samples=int, path=(str, ""), duration_s=(float | None, None)),

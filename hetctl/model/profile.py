@@ -9,6 +9,7 @@ from typing import Any
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.serialization import encode
 from hetctl.model.site import Point
+from hetctl.model.training_progress import FusedRates
 from hetctl.model.values import dataclass
 
 
@@ -69,7 +70,7 @@ class MemberProfile:
     unfit: tuple[tuple[str, int], ...] = ()
     busy: float | None = None
     preparation_rate: float | None = None
-    fused_rates: tuple[tuple[float, ...], ...] = ()
+    fused_rates: FusedRates = ()
 
     @property
     def has_rates(self) -> bool:

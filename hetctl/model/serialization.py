@@ -126,6 +126,8 @@ def _decoder(kind: Any) -> Decoder:
         return lambda data: data
     if origin in (Union, types.UnionType):
         return _first_of(kind, arguments)
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return _row_of(kind, [*map(_decoder, arguments)])
     if origin in (tuple, Sequence):
         return _tuple_of(kind, arguments[0])
     if origin is not None and issubclass(origin, Mapping):
@@ -149,6 +151,14 @@ def _first_of(kind: Any, kinds: tuple[Any, ...]) -> Decoder:
             except (ValueError, TypeError):
                 continue
         raise ValueError(f"{data!r} is none of {kind}")
+
+    return decoded
+
+
+def _row_of(kind: Any, items: Sequence[Decoder]) -> Decoder:
+    def decoded(data: Any) -> Any:
+        given = _expect(list, data, kind)
+        return tuple([item(value) for item, value in zip(items, given, strict=True)])
 
     return decoded
 

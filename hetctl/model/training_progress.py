@@ -99,6 +99,15 @@ class BestCheckpoint:
 NO_BEST = BestCheckpoint(None, "")
 
 
+FusedRates = tuple[tuple[str, int, float], ...]
+
+
+def with_fused(known: FusedRates, newer: FusedRates) -> FusedRates:
+    """Return known rates of fused members, those of the types of newer ones replaced by these."""
+    types = {gpu_type for gpu_type, *_ in newer}
+    return (*(one for one in known if one[0] not in types), *newer)
+
+
 @dataclass(frozen=True)
 class Progress:
     """Progress of a member.
@@ -134,8 +143,9 @@ class Progress:
         Peak memory of rank 0 in its first steps, in bytes; 0: not known yet.
     preparation_rate : float or None
         Samples/s that one of its preprocessors prepares; None: not known yet.
-    fused_rates : tuple of (int, float)
-        Numbers of members of its shape that were one computation, each with the samples/s of all together.
+    fused_rates : tuple of (str, int, float)
+        Types of GPU and numbers of members of its shape that were one computation there, with the samples/s
+        of all together. The type is "" at a site with one type.
     script_s : float
         Seconds for which its command has run in all starts whose end it has seen.
     withheld : str or None
@@ -168,7 +178,7 @@ class Progress:
     checkpoint_s: float | None = None
     peak_memory_bytes: int = 0
     preparation_rate: float | None = None
-    fused_rates: tuple[tuple[float, ...], ...] = ()
+    fused_rates: FusedRates = ()
     script_s: float = 0.0
     withheld: str | None = None
     unfit: tuple[tuple[str, int], ...] = ()

@@ -66,8 +66,8 @@ class Workload:
         "": beside any other.
     fuses : str
         Shape of the members with which it may be one computation; empty: with none.
-    fused : tuple of (int, float)
-        Numbers of members of this shape that are one computation, each with the samples/s of all together.
+    fused : mapping of int to float
+        Samples/s of members of this shape together, by the number of them that are one computation.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Workload:
     shape: str = ""
     slowed: Mapping[str, Slowed] = field(default_factory=dict)
     fuses: str = ""
-    fused: tuple[tuple[float, ...], ...] = ()
+    fused: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def overhead_s(self) -> float:
@@ -120,10 +120,9 @@ class Workload:
 
         Between two numbers of members that were measured the logarithms of both are in proportion.
         """
-        rates = {int(number): rate for number, rate in self.fused}
-        if not self.fuses or 1 not in rates:
+        if not self.fuses or 1 not in self.fused:
             return 1.0
-        gains = {number: rate / rates[1] for number, rate in rates.items()}
+        gains = {number: rate / self.fused[1] for number, rate in self.fused.items()}
         # A larger group may be several computations.
         gain = max(one for number, one in gains.items() if number <= members)
         low, high = max(n for n in gains if n <= members), min((n for n in gains if n > members), default=0)
@@ -135,7 +134,7 @@ class Workload:
     @property
     def least_busy(self) -> float:
         """Share of the time for which it keeps a device busy, at least, also as one of fused members."""
-        return self.busy / max((self.fused_gain(int(number)) for number, _ in self.fused), default=1.0)
+        return self.busy / max(map(self.fused_gain, self.fused), default=1.0)
 
     def with_left(self, samples_left: float) -> Workload:
         """Return the member with other work left; called for all members in training at each decision."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.profile import MemberProfile, compared_config, measured_members, shape_digest
-from hetctl.model.training_progress import EpochHistory, Progress, TimedRate
+from hetctl.model.training_progress import EpochHistory, FusedRates, Progress, TimedRate, with_fused
 from hetctl.model.training_settings import EVERY_EPOCH
 from hetctl.model.workload import Slowed, Workload
 from hetctl.perf.convergence import ConvergenceForecast
@@ -86,7 +86,7 @@ class Workloads:
         measured = measured_members(ensemble)
         self._digests = {name: shape_digest(one, ensemble.rate_keys) for name, one in measured.items()}
         self._alike = self._shapes_of_all()
-        self._fused: dict[str, tuple[tuple[float, ...], ...]] = {}
+        self._fused: dict[str, FusedRates] = {}
         self._note_fused(self._profiles)
         self._facts = 0
         self._shapes = prior_shapes()
@@ -178,8 +178,8 @@ class Workloads:
                 if seconds is not None and seconds != getattr(before, time, None):
                     newest.append(seconds)
         unfit = [name for name, now in changed.items() if now.unfit != self._unfit_now(name)]
-        self._progress |= changed
         fused = self._note_fused(changed)
+        self._progress |= changed
         news = [name for name in changed if self._has_news(name)]
         outdated = {*changed, *self._forecast.update(changed), *self._mates_of(news)}
         concerned = (mate for name in (*unfit, *fused) for mate in self._alike[name])
@@ -290,7 +290,7 @@ class Workloads:
             if mate in self._known and self._is_unmeasured(mate):
                 for gpus, rate in usable_rates(self._known[mate].rates).items():
                     found[gpus].append(rate)
-        alone = next((rate for members, rate in self.fused_rates(name) if members == 1), None)
+        alone = self.fused_rates(name).get(1)
         rates = {gpus: statistics.median(rates) for gpus, rates in found.items()} | own
         # Members that have trained fused alone have shown no rate of their own.
         return rates or ({1: alone} if alone else {})
@@ -455,18 +455,33 @@ class Workloads:
                 timed = EpochHistory.of(self._progress[mate].epochs).timed
                 yield from (one for one in timed if one.batch_size == size)
 
-    def fused_rates(self, name: str) -> tuple[tuple[float, ...], ...]:
-        """Return rates of several members of its shape together, as in `Progress`."""
-        return self._fused.get(self._digests[name], ())
+    def fused_rates(self, name: str, gpu_type: str | None = None) -> dict[int, float]:
+        """Return rates of several members of its shape together, by their number.
+
+        Parameters
+        ----------
+        gpu_type : str or None
+            Type of GPU as in `Progress`; None: the type on which they gain most.
+        """
+        by_type = defaultdict[str, dict[int, float]](dict)
+        for kind, members, rate in self._fused.get(self._digests[name], ()):
+            by_type[kind][members] = rate
+        return max(by_type.values(), key=_best_gain, default={}) if gpu_type is None else by_type[gpu_type]
 
     def _note_fused(self, known: Mapping[str, MemberProfile | Progress]) -> list[str]:
         """Note the rates of fused members; return the members who have told new ones."""
         told = {
-            name: one.fused_rates for name, one in known.items() if one.fused_rates and name in self._digests
+            name: one.fused_rates
+            for name, one in known.items()
+            # What it has told before may be older than what others of its shape have told since.
+            if one.fused_rates
+            and name in self._digests
+            and not ((before := self._progress.get(name)) and before.fused_rates == one.fused_rates)
         }
-        news = [name for name, rates in told.items() if self.fused_rates(name) != rates]
-        self._fused |= {self._digests[name]: rates for name, rates in told.items()}
-        return news
+        for name, rates in told.items():
+            digest = self._digests[name]
+            self._fused[digest] = with_fused(self._fused.get(digest, ()), rates)
+        return list(told)
 
     def _shape_to_fuse(self, name: str) -> str:
         """Return the shape of a member that may train fused with others; empty if it is known not to gain."""
@@ -474,7 +489,7 @@ class Workloads:
         key = name, self._progress[name].batch_size or member.batch_size
         if key not in self._shapes_to_fuse:
             self._shapes_to_fuse[key] = self._fuses(replace(member, batch_size=key[1])) or ""
-        gains = not rates or max(rate for _, rate in rates) > LEAST_GAIN * rates[0][1]
+        gains = not rates or _best_gain(rates) > LEAST_GAIN
         return self._shapes_to_fuse[key] if gains else ""
 
     def _rates_by_type(self, name: str, points: Mapping[int, float]) -> dict[str, Mapping[int, float]]:
@@ -507,6 +522,11 @@ def active_workloads(
     workloads = Workloads(ensemble, profiles, max_gpus, in_lockstep=in_lockstep, terms=terms, fuses=fuses)
     workloads.update({m.name: progress.get(m.name, Progress(m.name)) for m in ensemble.members})
     return tuple(workloads.left.values())
+
+
+def _best_gain(rates: Mapping[int, float]) -> float:
+    """Return how much faster the best number of fused members is than the least one."""
+    return max(rates.values()) / rates[min(rates)]
 
 
 def _save_s(member: Member, profile: MemberProfile, rates: Mapping[int, float]) -> float | None:

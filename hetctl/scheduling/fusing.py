@@ -9,7 +9,7 @@ from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.plan import FUSED, Allocation, Placement
 from hetctl.model.profile import shape_digest
 from hetctl.model.run import LOCKSTEP
-from hetctl.model.site import MEMBERS
+from hetctl.model.site import MEMBERS, Node
 from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
@@ -47,7 +47,7 @@ class FusedGroup:
     """
 
     shape: str
-    node: str
+    node: Node
     gpu: int
     seats: set[int] = field(default_factory=lambda: {1})
 
@@ -55,7 +55,7 @@ class FusedGroup:
         """Take a seat."""
         seat = next(number for number in range(1, FUSE_LIMIT + 1) if number not in self.seats)
         self.seats.add(seat)
-        return Placement(self.node, (self.gpu,), seat)
+        return Placement(self.node.name, (self.gpu,), seat)
 
 
 def companions(
@@ -77,7 +77,7 @@ def companions(
     for workload in waiting if by_shape else ():
         known = () if workload.name in alone else by_shape.get(workload.fuses, ())
         open_groups = [group for group in known if len(group.seats) < FUSE_LIMIT]
-        if open_groups and (rate := workload.rates.get(1)):
-            placement = min(open_groups, key=lambda group: len(group.seats)).take()
-            joined.append(Allocation(workload.name, 1, FUSED, rate, (placement,)))
+        smallest = min(open_groups, key=lambda group: len(group.seats), default=None)
+        if smallest and (rate := workload.on_type(smallest.node.gpu_type or "").rates.get(1)):
+            joined.append(Allocation(workload.name, 1, FUSED, rate, (smallest.take(),)))
     return joined

@@ -341,11 +341,11 @@ class RoundScheduler(JobScheduler):
             (place, *_), shape = allocation.placement, self._shape_of(allocation.member, left)
             is_free = self.pool.can_hold((replace(place, seat=0),))
             if shape and allocation.gpus == 1 and not allocation.beside and is_free:
-                groups[allocation.member] = FusedGroup(shape, place.node, place.gpus[0])
+                groups[allocation.member] = FusedGroup(shape, self.pool.nodes[place.node], place.gpus[0])
         given = {allocation.member for allocation in starting}
         joined = self._companions(list(groups.values()), given, left, now_s)
         shared = {(place.node, place.gpus[0]) for a in joined for place in a.placement}
-        fused = {name for name, group in groups.items() if (group.node, group.gpu) in shared}
+        fused = {name for name, group in groups.items() if (group.node.name, group.gpu) in shared}
         started = [_hosting(each) if each.member in fused else each for each in starting]
         return self._paced([*started, *joined], left)
 
@@ -359,8 +359,8 @@ class RoundScheduler(JobScheduler):
         left = self._observer.left(now_s) if fused else {}
         for name, running in fused:
             gpu, shape = self._shared_gpu(name), self._shape_of(name, left)
-            if gpu and shape and not running.stopping:
-                groups.setdefault(gpu, FusedGroup(shape, *gpu, set()))
+            if gpu and shape and not running.stopping and gpu[0] in self.pool.nodes:
+                groups.setdefault(gpu, FusedGroup(shape, self.pool.nodes[gpu[0]], gpu[1], set()))
         for running in self.running.values():
             place = running.task.allocation.placement[0]
             if place.seat and (group := groups.get((place.node, place.gpus[0]))):

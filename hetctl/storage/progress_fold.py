@@ -28,6 +28,7 @@ from hetctl.model.training_progress import (
     EpochHistory,
     EpochResult,
     Progress,
+    with_fused,
 )
 from hetctl.model.values import dataclass
 from hetctl.storage.event_log import EventLog
@@ -233,6 +234,12 @@ def _with(state: MemberFold, **changed: Any) -> MemberFold:
     return with_fields(state, progress=with_fields(state.progress, **changed))
 
 
+def _with_fused(state: MemberFold, event: Event, *_: object) -> MemberFold:
+    gpu_type = event.record.gpu_type or ""
+    newer = tuple((gpu_type, int(members), rate) for members, rate in event.record.rates)
+    return _with(state, fused_rates=with_fused(state.progress.fused_rates, newer))
+
+
 def _after_task(state: MemberFold, event: Event, member: Member, retries: int) -> MemberFold:
     if not state.progress.active:
         return state
@@ -371,7 +378,7 @@ _STEPS: Mapping[str, Step] = {
     "started": _resumed,
     "first_step": _after_start,
     "rate": lambda state, event, *_: _with(state, epochs=state.epochs.with_rate(event.record)),
-    "fused": lambda state, event, *_: _with(state, fused_rates=event.record.rates),
+    "fused": _with_fused,
     "preprocess": lambda state, event, *_: _with(
         state, preparation_rate=event.record.rate / event.record.cores
     ),

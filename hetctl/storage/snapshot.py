@@ -24,7 +24,7 @@ from hetctl.storage.atomic_io import private_file
 
 T = TypeVar("T")
 Row = list[Any]
-FORMAT = 4
+FORMAT = 5
 """Number that changes with the format of lines; that of rows follows from the fields of their dataclasses."""
 KEY = "of"
 """Key of the identity of the state; the state of another run or in another format is ignored."""

@@ -50,6 +50,8 @@ def values_of(kind):
         return plain_values
     if type(None) in arguments:
         return st.none() | values_of(arguments[0])
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return st.tuples(*map(values_of, arguments))
     if origin in (tuple, Sequence):
         return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
     if origin is not None:
@@ -98,6 +100,7 @@ def test_missing_fields_take_their_defaults():
         (Job, {"number": 0, "batch_id": "1", "state": "sleeping", "nodes": 1,
                "wall_s": 1, "submitted_at": 0.0}),
         (tuple[int, ...], "12"),
+        (tuple[str, int], ["V100"]),
         (tuple[int, ...], {"first": 1, "others": []}),
         (tuple[Queue, ...], {"first": {}, "others": []}),
         (tuple[Queue, ...], {"first": {"name": "a"}, "others": 3}),

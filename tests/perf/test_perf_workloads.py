@@ -246,6 +246,26 @@ def test_a_trial_has_estimates_by_the_config_that_its_search_drew() -> None:
     assert [(workloads.left[name].rates[1], workloads.left[name].spread) for name in "ab"] == [(45.0, {})] * 2
 
 
+def test_rates_of_fused_members_are_those_of_their_shape_on_each_type_of_gpu() -> None:
+    whole = ensemble(member("a"), member("b"))
+    on_slow = (("slow", 1, 10.0), ("slow", 4, 11.0))
+    profiles = {name: profile(name, fused_rates=on_slow) for name in "ab"}
+    workloads = Workloads(whole, profiles, 1, fuses=lambda _: "one shape")
+    workloads.update({name: Progress(name) for name in "ab"})
+    assert (workloads.left["b"].fuses, workloads.left["b"].fused) == ("one shape", {1: 10.0, 4: 11.0})
+    told = Progress("a", fused_rates=(("fast", 1, 20.0), ("fast", 4, 60.0)))
+    workloads.update({"a": told})
+    # A process begins with what its own type has shown; a plan takes the type with the greatest gain.
+    by_type = {gpu_type: workloads.fused_rates("b", gpu_type) for gpu_type in ("slow", "fast", "other")}
+    assert by_type == {"slow": {1: 10.0, 4: 11.0}, "fast": {1: 20.0, 4: 60.0}, "other": {}}
+    assert workloads.left["b"].fused_gain(4) == 3.0
+    newer = Progress("b", fused_rates=(("fast", 1, 20.0), ("fast", 8, 20.0)))
+    for now in ({"b": newer}, {"a": replace(told, part_samples=3)}):
+        workloads.update(now)
+        assert workloads.fused_rates("a", "fast") == {1: 20.0, 8: 20.0}
+    assert workloads.left["a"].fused == {1: 10.0, 4: 11.0}
+
+
 def after(name: str, losses: list[float], **values: str | None) -> Progress:
     done = tuple(EpochResult(e, {"val_loss": loss}, 1.0, 1, 0.0) for e, loss in enumerate(losses, start=1))
     return Progress(name, done, **values)  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ class Bench:
 
     def member(self, name: str) -> Workload:
         rates, shape = {1: 10.0, 2: 20.0, 3: 30.0, 4: 40.0}, self.shapes.get(name, "")
-        return Workload(name, rates, 1000.0, 1000, fuses=shape, fused=((1, 5.0), (4, 10.0)))
+        return Workload(name, rates, 1000.0, 1000, fuses=shape, fused={1: 5.0, 4: 10.0})
 
     def left(self, _now_s: float) -> Mapping[str, Workload]:
         return self.members

@@ -29,7 +29,14 @@ from hetctl.model.profile import (
 from hetctl.model.run import LOCKSTEP
 from hetctl.model.serialization import encode
 from hetctl.model.site import InterNode, IntraNode, NodeLinks, Site, SiteKey
-from hetctl.model.training_progress import EpochHistory, EpochResult, Progress, TimedRate
+from hetctl.model.training_progress import (
+    EpochHistory,
+    EpochResult,
+    FusedRates,
+    Progress,
+    TimedRate,
+    with_fused,
+)
 from hetctl.model.training_settings import missing_for_groups, of_one_gpu
 from hetctl.model.values import dataclass
 from hetctl.perf.rate_prediction import seen_overhead_s, seen_rates
@@ -56,7 +63,7 @@ class Trained:
     newest: Progress | None = None
     unfit: tuple[tuple[str, int], ...] = ()
     preparation_rate: float | None = None
-    fused_rates: tuple[tuple[float, ...], ...] = ()
+    fused_rates: FusedRates = ()
 
 
 def member_profiles(catalog: Catalog, ensemble: Ensemble, site: Site) -> tuple[MemberProfile, ...]:
@@ -200,6 +207,7 @@ def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, Train
     """
     found = {member.name: Trained() for member in ensemble.members}
     shapes = {member.name: shape_digest(member, ensemble.rate_keys) for member in ensemble.members}
+    fused = defaultdict[str, FusedRates](tuple)
     for record in catalog.runs(ensemble.name):
         spec, search = record.spec, record.spec.ensemble.search
         # For other searches a run stores the planned configs, not the trained ones.
@@ -209,7 +217,7 @@ def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, Train
                 if shapes.get(member.name) == shape_digest(member, ensemble.rate_keys):
                     done, trained = progress[member.name], found[member.name]
                     trained.preparation_rate = done.preparation_rate or trained.preparation_rate
-                    trained.fused_rates = done.fused_rates or trained.fused_rates
+                    fused[shapes[member.name]] = with_fused(fused[shapes[member.name]], done.fused_rates)
                     if spec.sharing == LOCKSTEP:
                         continue
                     trained.rates += (*done.epochs, *EpochHistory.of(done.epochs).timed)
@@ -217,11 +225,10 @@ def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, Train
                     trained.newest = done if done.epochs or done.startup_s is not None else trained.newest
                     has_tried = done.unfit or done.startup_s is not None
                     trained.unfit = done.unfit if has_tried and not done.batch_size else trained.unfit
-    fused = {shapes[name]: trained.fused_rates for name, trained in found.items() if trained.fused_rates}
     for name, trained in found.items():
         trained.rates.sort(key=lambda seen: seen.finished_at)
         # One member has told for all of its shape.
-        trained.fused_rates = trained.fused_rates or fused.get(shapes.get(name, ""), ())
+        trained.fused_rates = fused[shapes[name]]
     return found
 
 

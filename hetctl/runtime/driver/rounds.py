@@ -250,6 +250,8 @@ class Rounds:
         balance = replace(self.spec.ensemble.balance, mode=options_from(self.spec.options).balance)
         if balance.mode != OFF and allocation.pipeline is None:
             allocation = replace(allocation, batch_sizes=self._first_batches(allocation, member))
+        gpu_type = self._gpu_type_of(allocation)
+        known = self.members.fused_rates(member.name, gpu_type or "") if allocation.mode == FUSED else {}
         # A node's ranks share resources by this key; members with code of their own differ.
         key = run_key(self.spec.run, self.spec.checkpoints)
         return TrainingSpec(
@@ -264,13 +266,13 @@ class Rounds:
             max_uninterrupted_s=self.max_uninterrupted_s,
             sharing=self.spec.sharing,
             preprocessors=site.cores_per_node // site.gpus_per_node,
-            gpu_type=self._gpu_type_of(allocation),
+            gpu_type=gpu_type,
             balance=balance,
             network=site.network,
             timeouts=site.timeouts,
             grace_s=self.spec.grace_s,
             lease=self.lease,
-            fused_rates=self.members.fused_rates(member.name) if allocation.mode == FUSED else (),
+            fused_rates=known,
         )
 
     def _first_batches(self, allocation: Allocation, member: Member) -> tuple[int, ...]:

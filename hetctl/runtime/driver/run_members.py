@@ -164,9 +164,9 @@ class RunMembers:
         )
         return allocation.gpus if tries else None
 
-    def fused_rates(self, name: str) -> tuple[tuple[float, ...], ...]:
-        """Return the rates of several members of its shape together, as in `Progress`."""
-        return self._workloads.fused_rates(name)
+    def fused_rates(self, name: str, gpu_type: str) -> dict[int, float]:
+        """Return the rates of several members of its shape together on a type of GPU, by their number."""
+        return self._workloads.fused_rates(name, gpu_type)
 
     def peak_memory(self, name: str) -> int:
         """Return the member's peak of memory in its profile or in training, in bytes; 0 if it is unknown."""

@@ -96,8 +96,9 @@ class FusedMembers:
                 self._end(name, report_failure(error, member.trainer.events))
         results = self._fused.run(works)
         if self._fused.measured and self._members:
-            events = next(iter(self._members.values())).trainer.events
-            events.write("fused", rates=sorted(self._fused.measured.items()))
+            trainer = next(iter(self._members.values())).trainer
+            rates = sorted(self._fused.measured.items())
+            trainer.events.write("fused", rates=rates, gpu_type=trainer.gpu_type)
             self._fused.measured = {}
         self._let_go()
         return results
@@ -135,9 +136,7 @@ class FusedMembers:
             keep.close()
             own.send(done=True, code=report_failure(error, own.writer(task)))
             return
-        self._fused = self._fused or built.framework.fused_steps(
-            {int(width): rate for width, rate in spec.fused_rates}
-        )
+        self._fused = self._fused or built.framework.fused_steps(spec.fused_rates)
         self._fused.join(task.name, built.network)
         if not all(isinstance(loader, ArrayLoader) for loader in loaders):
             self._fused.refused[task.name] = "its samples are prepared by processes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from dataclasses import field
 from pathlib import Path
 
@@ -69,8 +70,8 @@ class TrainingSpec:
         Seconds from a stop to the end of the job, within which a command slow to stop is killed.
     lease : LeaseMark or None
         Lease of the driver, without which ranks may write nothing; None if it has none.
-    fused_rates : tuple of (int, float)
-        Same as in `Progress`, of its shape.
+    fused_rates : mapping of int to float
+        Same as in `Progress`, of its shape on this type of GPU.
     """
 
     run: str
@@ -91,7 +92,7 @@ class TrainingSpec:
     visit: Visit | None = None
     grace_s: float = 0.0
     lease: LeaseMark | None = None
-    fused_rates: tuple[tuple[float, ...], ...] = ()
+    fused_rates: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def worker_names(self) -> tuple[str, ...]:

@@ -62,6 +62,7 @@ class Engine:
         self._successors, self.followed = successors, list[Workload]()
         self._ended_gpu_s = 0.0
         self._timing = scenario.timing
+        self._types = {node.name: node.gpu_type or "" for node in scenario.cluster.nodes}
         self._arrivals = deque(sorted(arrivals, key=lambda arrival: arrival.at_s))
         self._rounds: dict[int, set[int]] = {}
         self._touched: set[int] = set()
@@ -309,7 +310,8 @@ class Engine:
         for index, task in tasks.items():
             if task.allocation.mode == FUSED:
                 slower = len(tasks) / task.workload.fused_gain(len(tasks))
-            self._set_rate(index, task.workload.rates[1] / slower)
+            gpu_type = self._types[task.allocation.placement[0].node]
+            self._set_rate(index, task.workload.on_type(gpu_type).rates[1] / slower)
 
     def _set_rate(self, index: int, rate: float) -> None:
         task = self.tasks[index]

@@ -195,13 +195,16 @@ def test_an_unfinished_first_epoch_leaves_its_rate_and_times_to_later_runs(proje
             events.write("checkpoint", epoch=0, part_samples=64, duration_s=0.5)
             events.write("preprocess", cores=1, rate=at)
             events.write("fused", rates=[[1, at], [4, 2 * at]])
+            events.write("fused", rates=[[1, 9]], gpu_type=f"type-{at:.0f}")
         a, b = member_profiles(catalog, ENSEMBLE, SITE)
     # A measurement counts more than rates seen before it.
     assert a.seen_rates == {"": {1: 130.0}}
     assert b.seen_rates == {"": {1: 110.0}}
     assert (b.samples_per_epoch, b.startup_s, b.checkpoint_s, b.peak_memory_bytes) == (640, 3.0, 0.5, 7)
     assert (a.preparation_rate, b.preparation_rate) == (1300.0, 1100.0)
-    assert (a.fused_rates, b.fused_rates) == (((1, 1300), (4, 2600)), ((1, 1100), (4, 2200)))
+    # What each type of GPU has shown last.
+    assert {*a.fused_rates} == {("", 1, 1300), ("", 4, 2600), ("type-1100", 1, 9), ("type-1300", 1, 9)}
+    assert b.fused_rates == (("", 1, 1100), ("", 4, 2200), ("type-1100", 1, 9))
 
 
 def test_numbers_of_gpus_without_enough_memory_are_known_to_later_runs(project: Project) -> None:

@@ -121,7 +121,7 @@ def test_a_local_round_begins_before_the_other_has_ended() -> None:
 def test_members_of_one_shape_train_at_the_rate_of_all_together() -> None:
     """Four at twice the rate of one, of which three and then two are left, and then one."""
     four = [member(name, [10], 100 * left) for name, left in zip("abcd", (1, 1, 2, 3), strict=True)]
-    four = [replace(one, fuses="small", fused=((1, 50.0), (4, 100.0))) for one in four]
+    four = [replace(one, fuses="small", fused={1: 50.0, 4: 100.0}) for one in four]
     plan = predict(LOCAL, [*four, member("x", [10], 100)], 1)
     (together, *later) = gpus_by_round(plan)
     assert (together, later) == (dict.fromkeys("abcd", 1), [{"x": 1}])
@@ -135,12 +135,24 @@ def test_members_of_one_shape_train_at_the_rate_of_all_together() -> None:
 @pytest.mark.parametrize("planner", [LOCAL, PLANNERS["fluid"]])
 def test_members_of_another_shape_train_together_when_those_of_the_first_have_ended(planner: Planner) -> None:
     pairs = [
-        replace(member(name, [10], 100), fuses=shape, fused=((1, 50.0), (2, 100.0)))
+        replace(member(name, [10], 100), fuses=shape, fused={1: 50.0, 2: 100.0})
         for name, shape in zip("abcd", ("one", "one", "two", "two"), strict=True)
     ]
     plan = predict(planner, pairs, 1)
     assert gpus_by_round(plan) == [{"a": 1, "b": 1}, {"c": 1, "d": 1}]
     assert [one.done_s for one in plan.members] == pytest.approx([10.0, 10.0, 21.0, 21.0])
+
+
+def test_members_together_have_the_rate_of_the_type_of_their_gpu() -> None:
+    by_type = {"slow": {1: 5.0}, "fast": {1: 10.0}}
+    four = [
+        replace(member(name, [10], 100), fuses="one", fused={1: 50.0, 2: 100.0}, rates_by_type=by_type)
+        for name in "abcd"
+    ]
+    scenario = Scenario(Cluster.of_types({"slow": (1, 1), "fast": (1, 1)}), JobTiming(None, 0.0, 1.0, 5.0))
+    plan = forecast(PLANNERS["fluid"], four, scenario, Options())
+    assert sorted(one.done_s for one in plan.members) == pytest.approx([10.0, 10.0, 20.0, 20.0])
+    assert {a.rate for a in plan.rounds[0].allocations} == {5.0, 10.0}
 
 
 def test_members_that_still_fit_the_job_train_first() -> None:
