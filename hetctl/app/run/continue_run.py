@@ -40,7 +40,7 @@ from hetctl.model.values import dataclass
 from hetctl.storage.kept_modules import imported_modules, modules_of, revision_of
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_files import checkpoint_folder
-from hetctl.storage.run_state import state_in
+from hetctl.storage.run_state import RunState, state_in
 
 
 def check_replay(trace: Path, ensemble: Ensemble, mode: str) -> None:
@@ -223,8 +223,20 @@ def continued(
     return now, changes
 
 
-def plan_of_rest(project: Project, catalog: Catalog, spec: RunSpec, *, explain: bool = False) -> Plan:
+def plan_of_rest(
+    project: Project,
+    catalog: Catalog,
+    spec: RunSpec,
+    state: RunState | None = None,
+    *,
+    explain: bool = False,
+) -> Plan:
     """Plan the work that a run has left, as its next job will.
+
+    Parameters
+    ----------
+    state : RunState or None
+        Present state of the run; None: it is read.
 
     Raises
     ------
@@ -238,7 +250,7 @@ def plan_of_rest(project: Project, catalog: Catalog, spec: RunSpec, *, explain: 
         sharing=spec.sharing,
         mode=_planning_mode(spec),
         profiles={profile.member: profile for profile in spec.profiles},
-        progress=state_in(project.home.run(spec.run), spec).progress,
+        progress=(state or state_in(project.home.run(spec.run), spec)).progress,
     )
     if request.mode in (AUTO, PIPELINE):
         request = with_measurements(catalog, request)

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from hetctl.app.project import Project
 from hetctl.app.run.continue_run import plan_of_rest
 from hetctl.app.run.job_states import CONTINUES, CONTINUES_WITHIN_BUDGET
 from hetctl.app.run.logs import tail_of
-from hetctl.app.run.select_run import known_run
-from hetctl.app.run.status import run_status
+from hetctl.app.run.status import RunWatch
 from hetctl.app.run.view import TRAINING, on_gpus
-from hetctl.catalog.stored_runs import RunRecord
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.events import DRIVER, Event, ExitReason
 from hetctl.model.job import CANCELLED, RUNNING, STALLED, STOPPED, UNDER_WAY
 from hetctl.model.plan import DATA_PARALLEL
+from hetctl.model.run import RunSpec
 from hetctl.model.run_results import Explanation
 from hetctl.model.run_status import RunStatus
 from hetctl.model.training_progress import EpochHistory, Progress
 from hetctl.storage.event_files import read_events
-from hetctl.storage.run_state import RunState, state_in
+from hetctl.storage.run_state import RunState
 
 MOST_ENDS = 3
 """Last ends of tasks that are told."""
@@ -54,14 +52,14 @@ def explain_member(project: Project, run: str | None, name: str) -> Explanation:
     BadInputError
         If the run or the member does not exist, or the trial has not begun.
     """
-    status = run_status(project, run, 0)
+    watch = RunWatch(project, run)
+    record, _, view = watch.read()
+    status, spec, state = watch.poll(0), record.spec, view.state
     if name not in status.states:
         raise BadInputError(
             f"run {status.run} has no member {name!r}", f"`hetctl status {status.run}` shows its members"
         )
-    record, _ = known_run(project, status.run)
-    folder, spec = project.home.run(status.run), record.spec
-    state, member = state_in(folder, spec), spec.ensemble.member(name)
+    folder, member = project.home.run(status.run), spec.ensemble.member(name)
     shown, progress = status.states[name], state.progress[name]
     ends = [
         event
@@ -76,7 +74,7 @@ def explain_member(project: Project, run: str | None, name: str) -> Explanation:
         counts = Counter(status.states.values())
         reasons += [f"of all members {counts[TRAINING]:,} train, and {counts['waiting']:,} wait"]
         if counts[TRAINING] + counts["waiting"] <= MOST_PLANNED:
-            reasons += _planned(project, record, name)
+            reasons += _planned(project, spec, state, name)
     reasons += _failures(progress, spec.retries, ends)
     return Explanation(
         *(status.run, name, shown, tuple(reasons)),
@@ -114,14 +112,13 @@ def _tasks(state: RunState, name: str, shown: str, device: str) -> Iterator[str]
     yield f"it {verb} {task.gpus} {word}{'s' * (task.gpus != 1)} in round {index}: {nodes}"
 
 
-def _planned(project: Project, record: RunRecord, name: str) -> Iterator[str]:
+def _planned(project: Project, spec: RunSpec, state: RunState, name: str) -> Iterator[str]:
     """Yield the planner's reason for a member, if it were asked now about all that is left to train."""
-    spec = record.spec
     if spec.phases != (DATA_PARALLEL,):
         return
     try:
         with project.reading() as catalog:
-            plan = plan_of_rest(project, catalog, spec, explain=True)
+            plan = plan_of_rest(project, catalog, spec, state, explain=True)
     except HetctlError as error:
         yield f"no plan of the rest can be made: {error.message}"
         return
@@ -137,8 +134,7 @@ def _failures(progress: Progress, retries: int, ends: Sequence[Event]) -> Iterat
     if progress.failures:
         yield f"{progress.failures} failures of its own count since its last new epoch; {retries} are free"
     for event in ends[-MOST_ENDS:]:
-        record: Any = event.record
-        yield f"round {event.round} ended with {record.reason.value}: {record.description}"
+        yield f"round {event.round} ended with {event.record.reason.value}: {event.record.description}"
 
 
 def _next_step(status: RunStatus, name: str, shown: str, ends: Sequence[Event]) -> str:

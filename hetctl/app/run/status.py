@@ -137,9 +137,7 @@ class RunWatch:
             return self._poll(most, order)
 
     def _read(self, most: int | None, order: str) -> RunStatus:
-        record, jobs = self._stored()
-        view = self._view_of(record, lazily=most is not None)
-        view.refresh()
+        record, jobs, view = self.read(lazily=most is not None)
         news = (jobs, len(view.state.facts.jobs))
         site = record.spec.site
         interval_s = site.query_interval_s or BATCH_SYSTEMS[site.batch_system].least_query_interval_s
@@ -158,28 +156,34 @@ class RunWatch:
             status = replace(status, pipelines=pipeline_statuses(self._stages.refresh(), status.history))
         return replace(status, hops=self._hops(status, record, view)) if self._visits else status
 
+    def read(self, *, lazily: bool = False) -> tuple[RunRecord, Sequence[Job], RunView]:
+        """Return the run's record, jobs, and present view, with which later calls go on."""
+        record, jobs = self._stored()
+        view = self._view_of(record, lazily=lazily)
+        view.refresh()
+        return record, jobs, view
+
     def compared(self, most: int | None = None) -> RunStatus:
         """Return the present status as `poll` does, that of a finished run with its comparison."""
         from hetctl.app.run.baseline import comparison_of
 
         status = self.poll(most)
-        record, _ = self._stored()
-        view, spec = self._view_of(record), record.spec
+        record, _, view = self.read()
+        spec, state = record.spec, view.state
         # Simulations know no hops, put members on one GPU that do not fit there, and give all jobs the size
         # of the last one.
         sizes = {(job.nodes, job.wall_s) for job in status.jobs}
         if HOPPER in spec.phases or spec.pipelines or len(sizes) > 1:
             return status
-        first = [view.state.facts.first_step] if view.state.facts.first_step else []
-        return replace(status, comparison=comparison_of(spec, view.state.progress, first))
+        first = [state.facts.first_step] if state.facts.first_step else []
+        return replace(status, comparison=comparison_of(spec, state.progress, first))
 
     def reported(self) -> RunStatus:
         """Return the present status, with the parts that only reports have."""
         from hetctl.app.pipeline import wave_checks
 
         status = self.compared()
-        record, _ = self._stored()
-        view = self._view_of(record)
+        record, _, view = self.read()
         if self._visits and status.hops:
             spans = hop_spans(self._visits.refresh().visits, _start(record, view))
             status = replace(status, hops=replace(status.hops, spans=spans))
@@ -217,7 +221,7 @@ class RunWatch:
         require_folder(self._project, *self._known)
         return self._known
 
-    def _view_of(self, record: RunRecord, *, lazily: bool = False) -> RunView:
+    def _view_of(self, record: RunRecord, *, lazily: bool) -> RunView:
         """Return the view of the run; a new one if the run's specification has changed."""
         if self._view is None or self._view.spec != record.spec:
             folder = self._project.home.run(record.spec.run)
