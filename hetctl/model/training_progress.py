@@ -138,7 +138,7 @@ class Progress:
         Path of that checkpoint.
     startup_s, evaluate_s, checkpoint_s : float or None
         Seconds of its first start until the first step, of its last evaluation, and of the writing of its
-        last checkpoint; None: not known yet.
+        last checkpoint; None: not known yet. On a rank that had trained before, a start begins there.
     peak_memory_bytes : int
         Peak memory of rank 0 in its first steps, in bytes; 0: not known yet.
     preparation_rate : float or None

@@ -280,16 +280,18 @@ def _stopped(state: MemberFold, event: Event, member: Member, _retries: int) -> 
     return _with(state, converged=reason, part_samples=stopped.part_samples, script_s=script_s)
 
 
-def _after_start(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
+def _after_start(state: MemberFold, event: Event, member: Member, _retries: int) -> MemberFold:
     """Record the time of the first start, and those of later ones on ranks that had trained before."""
     first, progress = event.record, state.progress
-    restarts_s = progress.restarts_s
+    startup_s, restarts_s = first.startup_s, progress.restarts_s
     if first.restart_s is not None:
         restarts_s = (*restarts_s, float(first.restart_s))[-RECENT_RESTARTS:]
+        # Members that train fused from the start wait together for the start of their process.
+        startup_s = startup_s if member.command else first.restart_s
     return _with(
         state,
         restarts_s=restarts_s,
-        startup_s=first.startup_s if progress.startup_s is None else progress.startup_s,
+        startup_s=startup_s if progress.startup_s is None else progress.startup_s,
         peak_memory_bytes=max(progress.peak_memory_bytes, first.peak_memory_bytes or 0),
     )
 

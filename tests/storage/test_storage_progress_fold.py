@@ -60,6 +60,8 @@ def test_the_newest_restarts_are_kept():
     starts += [event("a", "first_step", startup_s=9.0, restart_s=float(seconds)) for seconds in range(5)]
     assert fold(*starts[:1])["a"].restarts_s == ()
     assert fold(*starts)["a"].restarts_s == (2.0, 3.0, 4.0)
+    # One that begins on a rank that others have started did not wait for itself alone.
+    assert (fold(*starts)["a"].startup_s, fold(starts[-1])["a"].startup_s) == (9.0, 4.0)
 
 
 def test_a_rate_counts_before_the_first_epoch_has_ended():
