@@ -17,7 +17,7 @@ class ExitReason(enum.Enum):
     requested it, because no further epoch fitted, or because it was forced to leave. TIME, PREEMPTED,
     CANCELLED: the batch system ended it with its job. NOT_LAUNCHED: the batch system did not answer the
     launcher, or started agents on other nodes. DISK_ERROR: the file system did not answer for minutes. HUNG:
-    no rank sent a heartbeat.
+    no rank sent a heartbeat. GPU_BUSY: its GPU lets in one process at a time, and there is another.
     """
 
     FINISHED = "finished"
@@ -28,6 +28,7 @@ class ExitReason(enum.Enum):
     NOT_LAUNCHED = "not-launched"
     NODE_FAILURE = "node-failure"
     OUT_OF_MEMORY = "out-of-memory"
+    GPU_BUSY = "gpu-busy"
     DISK_FULL = "disk-full"
     DISK_ERROR = "disk-error"
     HUNG = "hung"
@@ -39,7 +40,10 @@ CLEAN_EXITS = frozenset({ExitReason.FINISHED, ExitReason.STOPPED})
 """Reasons for which the trainer exits regularly: by itself, or at the driver's request."""
 
 MEMBER_FAULTS = frozenset(
-    {ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.HUNG, ExitReason.OUT_OF_MEMORY}
+    {
+        *(ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.HUNG),
+        *(ExitReason.OUT_OF_MEMORY, ExitReason.GPU_BUSY),
+    }
 )
 """Failures that count against the member; of others, only those beyond the free ones below."""
 
@@ -52,9 +56,11 @@ FREE_DISK_ERRORS = 3
 JOB_FATAL = frozenset({ExitReason.TIME, ExitReason.PREEMPTED, ExitReason.CANCELLED, ExitReason.DISK_FULL})
 """Reasons that would end every other task of the job, too."""
 
-# 71, 73 and 74 are EX_OSERR, EX_CANTCREAT and EX_IOERR of sysexits.h; 75 below is EX_TEMPFAIL.
+# 69, 71, 73 and 74 are EX_UNAVAILABLE, EX_OSERR, EX_CANTCREAT and EX_IOERR of sysexits.h; 75 below is
+# EX_TEMPFAIL.
 EXIT_CODES = {
     ExitReason.PROGRAM_ERROR: 1,
+    ExitReason.GPU_BUSY: 69,
     ExitReason.OUT_OF_MEMORY: 71,
     ExitReason.DISK_ERROR: 73,
     ExitReason.DISK_FULL: 74,

@@ -96,7 +96,7 @@ def _outcome(member: Member, progress: Progress) -> Iterator[str]:
     if progress.batch_size:
         yield f"it has run out of memory, and trains with a batch of {progress.batch_size} per GPU since"
     if progress.unfit:
-        yield f"it ran out of memory {on_gpus(progress.unfit)}: it tries other numbers"
+        yield f"it ran out of memory or place {on_gpus(progress.unfit)}: it tries other numbers"
 
 
 def _tasks(state: RunState, name: str, shown: str, device: str) -> Iterator[str]:

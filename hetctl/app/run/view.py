@@ -170,7 +170,8 @@ class RunView:
         found = [rate_warning(wrong)] if wrong else []
         if unfit:
             found.append(
-                f"out of memory at a first start: {some_of(unfit, MOST_NAMED)}; these try other numbers"
+                f"out of memory or place at a first start: {some_of(unfit, MOST_NAMED)}; these try other"
+                " numbers"
             )
         if blind:
             found.append(

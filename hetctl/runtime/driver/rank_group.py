@@ -52,6 +52,7 @@ DESCRIPTIONS = {
     ExitReason.NOT_LAUNCHED: "the batch system did not start it as planned",
     ExitReason.NODE_FAILURE: "node failure",
     ExitReason.OUT_OF_MEMORY: "out of memory",
+    ExitReason.GPU_BUSY: "its GPU lets in no other process beside the one that it has",
     ExitReason.DISK_FULL: "disk full",
     ExitReason.DISK_ERROR: "the file system did not answer",
     ExitReason.HUNG: "no heartbeat",
@@ -73,6 +74,8 @@ class RankSlot:
         Code that it loads with its first member; None if it has loaded none.
     awaits_end : bool
         True until the GPU's last rank, which had loaded other code, has ended.
+    leaving : bool
+        True from when it was told to end, without work, for a member that is to have its GPU alone.
     groups : list of RankGroup
         Groups in which it is at work: none while it waits for one, several if it trains fused members.
     """
@@ -82,6 +85,7 @@ class RankSlot:
     ready: bool = False
     code: TrainingCode | None = None
     awaits_end: bool = False
+    leaving: bool = False
     groups: list[RankGroup] = field(default_factory=list)
 
 

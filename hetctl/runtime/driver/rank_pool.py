@@ -11,7 +11,7 @@ import math
 import secrets
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 from hetctl.cluster.launchers.agents import NodeGpu, gpus_of, sets_by_step
@@ -121,7 +121,12 @@ class RankPool:
         return pool.free
 
     def start(
-        self, task: TaskMessage, placement: tuple[Placement, ...], code: TrainingCode | None = None
+        self,
+        task: TaskMessage,
+        placement: tuple[Placement, ...],
+        code: TrainingCode | None = None,
+        *,
+        alone: bool = False,
     ) -> None:
         """Form a group on some GPUs for a task; start ranks that do not run yet.
 
@@ -129,6 +134,9 @@ class RankPool:
         ----------
         code : TrainingCode or None
             Code that its ranks load; None for none. Ranks that have loaded other code are replaced.
+        alone : bool
+            True if it shares no GPU: then ranks that wait in other seats end first, each of which has some
+            of the GPU's memory, or the only place on it.
 
         Raises
         ------
@@ -144,6 +152,8 @@ class RankPool:
             self.agents.start_step(name, held, task.log if own else None, frameworks)
         step_on = {each.node: name for name, held in sets.items() for each in held}
         gpus = gpus_of(placement, site.gpus_per_node)
+        if alone and self._has_seats:
+            self._end_idle(set(gpus))
         host = self._host_of(gpus[0]) if task.kind == FUSED else None
         slots = [host] if host else [self._rank_for(gpu, step_on[gpu[0]], code) for gpu in gpus]
         running = self._running[task.name] = RankGroup(
@@ -283,9 +293,8 @@ class RankPool:
             return
         groups = slot.groups if slot else []
         if overuse:
-            number = gpu[1] % self.agents.site.gpus_per_node
             for group in groups:
-                group.note_overuse(overuse, f"the rank on GPU {number} of {node}")
+                group.note_overuse(overuse, f"the rank on GPU {self._place_of(gpu)[1]} of {node}")
         if exit_code == KILLED and groups:
             # The loss of an agent kills its ranks, and a rank's end may be reported first.
             self._killed[gpu] = time.monotonic() + NODE_LOSS_DELAY_S
@@ -322,16 +331,15 @@ class RankPool:
 
     def _groups_by_gpu(self) -> dict[NodeGpu, list[RankGroup]]:
         found: dict[NodeGpu, list[RankGroup]] = {}
-        for (node, rank), slot in self._slots.items():
+        for gpu, slot in self._slots.items():
             if slot.groups:
-                found.setdefault((node, rank % self.agents.site.gpus_per_node), []).extend(slot.groups)
+                found.setdefault(self._place_of(gpu), []).extend(slot.groups)
         return found
 
     def _host_of(self, gpu: NodeGpu) -> RankSlot | None:
         """Return the rank that trains fused members on the GPU of this number; None if there is none."""
-        place = gpu[0], gpu[1] % self.agents.site.gpus_per_node
-        at_work = (group for group in self._groups_by_gpu().get(place, ()) if group.task.kind == FUSED)
-        return next((group.slots[0] for group in at_work if group.ending is None), None)
+        at_work = self._groups_by_gpu().get(self._place_of(gpu), ())
+        return next((g.slots[0] for g in at_work if g.task.kind == FUSED and g.ending is None), None)
 
     def _divide_time(self) -> None:
         """Count the time since the last call for those who share a GPU."""
@@ -348,11 +356,24 @@ class RankPool:
         if slot is None:
             slot = self._slots[gpu] = RankSlot(gpu, step, code=code)
             self._start_rank(slot)
-        elif code and slot.code and slot.code != code:
+        elif slot.leaving or (code and slot.code and slot.code != code):
+            if not slot.leaving:
+                self.agents.send(step, gpu, TO, {"shutdown": True})
             slot = self._slots[gpu] = RankSlot(gpu, step, awaits_end=True)
-            self.agents.send(step, gpu, TO, {"shutdown": True})
         slot.code = code or slot.code
         return slot
+
+    def _end_idle(self, gpus: Set[NodeGpu]) -> None:
+        """End the ranks without work in other seats on GPUs of these numbers."""
+        places = set(map(self._place_of, gpus))
+        for gpu, slot in self._slots.items():
+            if gpu not in gpus and self._place_of(gpu) in places and not (slot.groups or slot.leaving):
+                slot.leaving = True
+                self.agents.send(slot.step, gpu, TO, {"shutdown": True})
+
+    def _place_of(self, gpu: NodeGpu) -> NodeGpu:
+        """Return the GPU of a rank."""
+        return gpu[0], gpu[1] % self.agents.site.gpus_per_node
 
     def _start_rank(self, slot: RankSlot) -> None:
         self.agents.start_rank(slot.step, slot.gpu, slot.code.framework if slot.code else None)
@@ -379,6 +400,10 @@ class RankPool:
     def _assign(self, running: RankGroup) -> None:
         """Send assignments to ready ranks; all but rank 0 need the address that rank 0 reports."""
         if running.ending is not None or len(running.assigned) == len(running.slots):
+            return
+        # They may have what the group needs of its GPUs.
+        leaving = {self._place_of(gpu) for gpu, slot in self._slots.items() if slot.leaving}
+        if not leaving.isdisjoint(self._place_of(slot.gpu) for slot in running.slots):
             return
         for rank, slot in enumerate(running.slots):
             if rank in running.assigned or not slot.ready or (rank and running.master is None):

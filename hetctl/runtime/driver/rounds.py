@@ -145,10 +145,10 @@ class Rounds:
         """Record the end of a task; return its reason."""
         reason = reason_of_end(group, running, report)
         description, unfit_gpus, gpu_type = group.description(reason), None, None
-        if reason is ExitReason.OUT_OF_MEMORY:
+        if reason in (ExitReason.OUT_OF_MEMORY, ExitReason.GPU_BUSY):
             gpu_type = self._gpu_type_of(running.task.allocation)
-            unfit_gpus = self.members.unfit_gpus(running.task.allocation, gpu_type or "")
-            if not group.overuse:
+            unfit_gpus = self.members.unfit_gpus(running.task.allocation, gpu_type or "", reason)
+            if reason is ExitReason.OUT_OF_MEMORY and not group.overuse:
                 # The known peak counts for a trainer that reported none.
                 peak = report.peak_memory_bytes or self.members.peak_memory(group.name)
                 description = with_peak(description, peak)
@@ -234,7 +234,8 @@ class Rounds:
         try:
             # Before the ranks start: all later events in the file are of this round.
             self._event_files[member.name] = end_of_file(self.folder.events_of(member.name), member.name)
-            self.rank_pool.start(message, allocation.placement, training.ensemble.code)
+            alone = allocation.alone or allocation.own_gpus > 0
+            self.rank_pool.start(message, allocation.placement, training.ensemble.code, alone=alone)
         except OSError as error:
             self.on_failure(error)
             reason = ExitReason.NOT_LAUNCHED

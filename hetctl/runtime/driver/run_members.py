@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import is_transient
+from hetctl.model.events import ExitReason
 from hetctl.model.plan import DATA_PARALLEL, Allocation
 from hetctl.model.profile import PreprocessPoint
 from hetctl.model.run import LOCKSTEP, RunSpec
@@ -152,17 +153,17 @@ class RunMembers:
         """Return the member whose plan suits this one: itself, or another trial with a similar config."""
         return self._trials.planned_like(name) if self._trials else name
 
-    def unfit_gpus(self, allocation: Allocation, gpu_type: str) -> int | None:
-        """Return the GPUs of a member out of memory, if it should try another number of them; else None.
+    def unfit_gpus(self, allocation: Allocation, gpu_type: str, reason: ExitReason) -> int | None:
+        """Return the GPUs of a member without room, if it should try another number of them; else None.
 
         0 means that it shared a GPU, and is not to do so again.
         """
         if not allocation.own_gpus and self._workloads.may_share(allocation.member):
             return 0
-        tries = allocation.mode == DATA_PARALLEL and self._workloads.has_other_gpus(
-            allocation.member, allocation.gpus, gpu_type
-        )
-        return allocation.gpus if tries else None
+        tries = reason is ExitReason.OUT_OF_MEMORY and allocation.mode == DATA_PARALLEL
+        if tries and self._workloads.has_other_gpus(allocation.member, allocation.gpus, gpu_type):
+            return allocation.gpus
+        return None
 
     def fused_rates(self, name: str, gpu_type: str) -> dict[int, float]:
         """Return the rates of several members of its shape together on a type of GPU, by their number."""

@@ -20,6 +20,12 @@ OUT_OF_MEMORY_ERRORS = frozenset(
 )
 """Classes of errors of Python, NumPy and frameworks; by name, since only one framework is ever loaded."""
 FULL_MEMORY = tuple(message for entry in FRAMEWORKS.values() for message in entry.full_memory)
+BUSY_GPU = (
+    "CUDA-capable devices are busy or unavailable",
+    "CUDA-capable device(s) is/are busy or unavailable",
+)
+"""Parts of messages of CUDA, before and since version 11, which all frameworks pass on, where another process
+has a GPU in the compute mode EXCLUSIVE_PROCESS."""
 
 
 def has_saved(task: TaskMessage, patience: Patience) -> bool:
@@ -47,7 +53,7 @@ def report_failure(error: Exception, events: EventWriter) -> int:
 
 
 def failure_reason(error: BaseException) -> ExitReason:
-    """Return the reason of a failure: full memory, the disk, or an error of the program."""
+    """Return the reason of a failure: full memory, a GPU or the disk, or an error of the program."""
     if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
         return ExitReason.DISK_FULL
     if isinstance(error, OSError) and error.errno in SERVER_ERRORS:
@@ -55,6 +61,8 @@ def failure_reason(error: BaseException) -> ExitReason:
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & OUT_OF_MEMORY_ERRORS or any(message in str(error) for message in FULL_MEMORY):
         return ExitReason.OUT_OF_MEMORY
+    if any(message in str(error) for message in BUSY_GPU):
+        return ExitReason.GPU_BUSY
     return ExitReason.PROGRAM_ERROR if error.__cause__ is None else failure_reason(error.__cause__)
 
 

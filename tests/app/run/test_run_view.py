@@ -292,9 +292,9 @@ def test_numbers_of_gpus_that_are_too_small_for_a_member_are_told(project):
     end = {"member": "a", "exit_code": 71, "reason": "out-of-memory", "description": "out of memory"}
     events.write("task_ended", **end, unfit_gpus=1)
     (told,) = [text for text in status.run_status(project, None).warnings if "out of memory" in text]
-    assert told == "out of memory at a first start: a on 1 GPU; these try other numbers"
+    assert told == "out of memory or place at a first start: a on 1 GPU; these try other numbers"
     reasons = explain_member(project, None, "a").reasons
-    assert "it ran out of memory on 1 GPU: it tries other numbers" in reasons
+    assert "it ran out of memory or place on 1 GPU: it tries other numbers" in reasons
     events.write("task_ended", **end, unfit_gpus=4, gpu_type="V100")
     events.write("task_ended", **end, unfit_gpus=2, gpu_type="V100")
     reasons = explain_member(project, None, "a").reasons

@@ -181,13 +181,21 @@ class Job:
         return [pid for pid in there if _parent(pid) == os.getpid()]
 
     def start(
-        self, name: str, *gpus: int, steps: int = 3, code=None, seat: int = 0, kind: str = TRAIN, **how
+        self,
+        name: str,
+        *gpus: int,
+        steps: int = 3,
+        code=None,
+        seat: int = 0,
+        kind: str = TRAIN,
+        alone: bool = False,
+        **how,
     ) -> None:
         how["steps"] = steps
         (self.folder / f"{name}.json").write_text(json.dumps(how))
         free = self.free()
         placement = (Placement("localhost", gpus, seat),)
-        self.rank_pool.start(TaskMessage(kind, str(self.folder), name), placement, code)
+        self.rank_pool.start(TaskMessage(kind, str(self.folder), name), placement, code, alone=alone)
         assert (seat > 1 or free >= set(gpus), self.free()) == (True, free.difference(gpus))
 
     def free(self) -> set[int]:
@@ -321,6 +329,14 @@ def test_members_on_one_slot_have_a_rank_each_and_one_that_is_killed_ends_alone(
     held_s = time.time() - min(group.started_at for group in groups)
     assert 0 < sum(group.divided_s for group in groups) <= held_s
     assert sum(group.energy_j or 0.0 for group in groups) % 20 == pytest.approx(0)
+    # One that is to be alone there waits for the end of those that wait in other seats.
+    idle = [Path(f"/proc/{pid}") for name in ("three", "four") for pid in job.at_work(name)]
+    assert all(map(Path.exists, idle))
+    job.start("alone", 1, seat=1, alone=True, steps=10_000)
+    wait_for(lambda: job.at_work("alone"))
+    assert (job.at_work("alone"), any(map(Path.exists, idle))) == (job.at_work("one"), False)
+    job.start("beside", 1, seat=3)
+    assert [step.exit_code for step in job.end_of("alone", "beside")] == [0, 0]
 
 
 def test_a_new_agent_counts_energy_from_nothing(job):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
-from hetctl.model.events import DRIVER, Event
+from hetctl.model.events import DRIVER, Event, ExitReason
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.profile import MemberProfile, PreprocessPoint
 from hetctl.model.run import RunSpec
@@ -93,7 +93,10 @@ def test_the_pace_of_others_is_not_a_members_rate(tmp_path, sharing, rate):
     assert members.workloads()["a"].rates[1] == rate
 
 
-def test_rates_on_a_shared_gpu_are_not_the_members_own_and_one_too_large_for_it_gets_a_whole_one(tmp_path):
+@pytest.mark.parametrize("reason", [ExitReason.OUT_OF_MEMORY, ExitReason.GPU_BUSY])
+def test_rates_on_a_shared_gpu_are_not_the_members_own_and_one_without_room_there_gets_a_whole_one(
+    tmp_path, reason
+):
     members, _ = members_in(tmp_path, "a", options={"max_per_gpu": 4}, busy=0.3)
     assert (members.workloads()["a"].busy, members.workloads()["a"].memory) == (0.3, 0.25)
     driver, trainer = (EventWriter(tmp_path / "events", source, 0) for source in (DRIVER, "a"))
@@ -102,12 +105,12 @@ def test_rates_on_a_shared_gpu_are_not_the_members_own_and_one_too_large_for_it_
     epoch = EpochResult(1, {"loss": 1.0}, 1.0, 0, 1.0, rate=7.0, batch_size=32)
     trainer.write("epoch", **encode(epoch), evaluate_s=0.1)
     allocation = Allocation("a", 1, "data-parallel", 10.0, placement)
-    unfit_gpus = members.unfit_gpus(allocation, "")
-    ended = {"exit_code": 5, "reason": "out-of-memory", "description": "out of memory"}
+    unfit_gpus = members.unfit_gpus(allocation, "", reason)
+    ended = {"exit_code": 5, "reason": reason.value, "description": "no room"}
     driver.write("task_ended", member="a", **ended, unfit_gpus=unfit_gpus, gpu_seconds=0.4)
     (workload,) = members.workloads().values()
     assert (workload.rates[1], workload.busy, workload.samples_left) == (10.0, 1.0, 200)
-    assert (unfit_gpus, members.unfit_gpus(allocation, "")) == (0, None)
+    assert (unfit_gpus, members.unfit_gpus(allocation, "", reason)) == (0, None)
 
 
 @pytest.mark.parametrize("known", [(), (PreprocessPoint(1, 50.0), PreprocessPoint(2, 90.0))])

@@ -10,7 +10,7 @@ import pytest
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import ExitReason
 from hetctl.runtime.worker.member_trainer import StopSignal
-from hetctl.runtime.worker.reporting import failure_reason
+from hetctl.runtime.worker.reporting import BUSY_GPU, failure_reason
 
 
 class ResourceExhaustedError(Exception):
@@ -64,6 +64,8 @@ def test_after_the_deadline_not_even_a_part_is_begun():
         (MemoryError(), ExitReason.OUT_OF_MEMORY),
         (ResourceExhaustedError("OOM when allocating tensor"), ExitReason.OUT_OF_MEMORY),
         (chained(RuntimeError("train_fn failed"), MemoryError()), ExitReason.OUT_OF_MEMORY),
+        (RuntimeError(f"CUDA error: {BUSY_GPU[0]}\nCompile with .."), ExitReason.GPU_BUSY),
+        (RuntimeError(f"cudaSetDevice() on GPU:0 failed. Status: {BUSY_GPU[1]}"), ExitReason.GPU_BUSY),
         (OSError(errno.ENOSPC, "No space left on device"), ExitReason.DISK_FULL),
         (OSError(errno.EDQUOT, "Quota exceeded"), ExitReason.DISK_FULL),
         (chained(RuntimeError("cannot save"), OSError(errno.ENOSPC, "full")), ExitReason.DISK_FULL),

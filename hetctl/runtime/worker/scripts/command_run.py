@@ -32,7 +32,7 @@ from hetctl.runtime.transport import LOCALHOST
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group, LostPeerError, ProcessGroup, all_gather
 from hetctl.runtime.worker.member_trainer import StopSignal
-from hetctl.runtime.worker.reporting import FULL_MEMORY, OUT_OF_MEMORY_ERRORS
+from hetctl.runtime.worker.reporting import BUSY_GPU, FULL_MEMORY, OUT_OF_MEMORY_ERRORS
 from hetctl.runtime.worker.scripts.command_process import CLOSED_POLL_S, CommandProcess
 from hetctl.runtime.worker.scripts.warm_start import WarmStart, start_warm, warm_python_of
 from hetctl.storage.event_files import EventWriter
@@ -409,7 +409,7 @@ def command_failure(
     *,
     is_out_of_memory: bool = False,
 ) -> BadInputError:
-    """Return the error of a failed command; its cause may be full memory or a full disk.
+    """Return the error of a failed command; its cause may be full memory, a busy GPU or a full disk.
 
     Parameters
     ----------
@@ -438,6 +438,8 @@ def command_failure(
     if is_out_of_memory:
         # Counts as out of memory, so the batch may become smaller.
         error.__cause__ = MemoryError()
+    elif busy := next((sign for sign in BUSY_GPU if sign in errors), None):
+        error.__cause__ = RuntimeError(busy)
     elif named is not None:
         # Counts as a disk error, for which the member is not to blame.
         error.__cause__ = OSError(named, os.strerror(named))

@@ -12,7 +12,7 @@ from hetctl.model.ensemble import Member
 from hetctl.model.events import ExitReason
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.worker.group import Group
-from hetctl.runtime.worker.reporting import failure_reason
+from hetctl.runtime.worker.reporting import BUSY_GPU, failure_reason
 from hetctl.runtime.worker.scripts.command_run import (
     RankDevice,
     command_environment,
@@ -32,6 +32,7 @@ from hetctl.runtime.worker.scripts.command_run import (
         (1, "torch.OutOfMemoryError: CUDA out of memory", False, ExitReason.OUT_OF_MEMORY),
         (1, "RuntimeError: CUDA error: out of memory", False, ExitReason.OUT_OF_MEMORY),
         (1, "RESOURCE_EXHAUSTED: Out of memory while trying to allocate", False, ExitReason.OUT_OF_MEMORY),
+        (1, f"RuntimeError: CUDA error: {BUSY_GPU[1]}\nA\nB\nC\nD\nE", False, ExitReason.GPU_BUSY),
         (1, "OSError: [Errno 28] No space left on device: 'x.pt'", False, ExitReason.DISK_FULL),
         (1, "OSError: [Errno 122] Disk quota exceeded", False, ExitReason.DISK_FULL),
         (1, "ValueError: no", False, ExitReason.PROGRAM_ERROR),

@@ -224,10 +224,10 @@ def test_a_failed_start_ends_the_job_and_the_next_one_continues(
     owner = VirtualPool if room.endswith("VirtualPool") else import_module(room)
     start = getattr(owner, name)
 
-    def fails_once(*values: Any) -> Any:
+    def fails_once(*values: Any, **named: Any) -> Any:
         if next(full, False):
             raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
-        return start(*values)
+        return start(*values, **named)
 
     monkeypatch.setattr(owner, name, fails_once)
     virtual.rounds()

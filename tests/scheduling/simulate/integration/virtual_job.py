@@ -170,8 +170,14 @@ class VirtualPool:
         return sum(len(node.gpus) for node in self.nodes)
 
     def start(
-        self, task: TaskMessage, _placement: tuple[Placement, ...], _code: TrainingCode | None = None
+        self,
+        task: TaskMessage,
+        _placement: tuple[Placement, ...],
+        _code: TrainingCode | None = None,
+        *,
+        alone: bool,
     ) -> None:
+        del alone
         training = task.training
         assert training is not None
         allocation = training.allocation
