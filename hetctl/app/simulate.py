@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from hetctl.app.plan.job_request import refuse_wide_members
-from hetctl.app.plan.planning import AUTO, check_planner, chosen, with_defaults
+from hetctl.app.plan.planning import AUTO, check_planner, chosen, with_defaults, with_limit_of_shares
 from hetctl.app.profile.catalog_profiles import profiles_at
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
@@ -98,7 +98,7 @@ class SimulateRequest:
 
     def __post_init__(self) -> None:
         """Raise BadInputError on an unknown planner or wrong option before any file is opened."""
-        check_planner(self.planner, self.options)
+        check_planner(self.planner, with_limit_of_shares(self.options, self.ensemble, None))
 
 
 def run_simulation(project: Project, request: SimulateRequest) -> SimulationResult:
@@ -115,7 +115,10 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     with project.reading() as catalog:
         site, known = _measured(catalog, request.ensemble, request.site)
         measured_at = catalog.site(site)
-    options = options_from(with_defaults(request.options, request.ensemble, measured_at))
+    as_there = measured_at if len(request.gpus) == 1 else None
+    options = options_from(
+        with_defaults(request.options, request.ensemble, as_there, request.planner, sharing)
+    )
     per_node = request.gpus_per_node or (measured_at.gpus_per_node if measured_at else GPUS_PER_NODE)
     profiles = {profile.member: profile for profile in known}
     _refuse_unknown_types(request, profiles.values())

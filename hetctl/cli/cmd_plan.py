@@ -45,6 +45,9 @@ def plan_command(ensemble: str | None, **options: Any) -> None:
     show(
         {**encode(plan), "cost": encode(cost)},
         lambda _: plan_tables(
-            *(plan, sized.size, sized.chosen, others, device), cost=cost, explain=request.explain
+            *(plan, sized.size, sized.chosen, others, device),
+            cost=cost,
+            explain=request.explain,
+            per_gpu=request.planner_options.max_per_gpu,
         ),
     )

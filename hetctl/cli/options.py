@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from hetctl.cli.completions import complete_runs, complete_sites
-from hetctl.cli.parameter_types import duration, seconds
+from hetctl.cli.parameter_types import duration, number_or_auto, seconds
 from hetctl.model.combinations import features_of, refuse_conflicts
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import (
@@ -225,9 +225,10 @@ planner_options = _together(
     ),
     click.option(
         "--max-per-gpu",
-        metavar="N",
-        type=int,
-        help="Let up to N members share a GPU, each with a process of its own.  [default: the site's]",
+        metavar="N|auto",
+        type=number_or_auto,
+        help="Let up to N members share a GPU, each with a process of its own; auto: as its memory permits."
+        "  [default: the site's]",
     ),
     click.option(
         "--fuse/--no-fuse",
@@ -312,7 +313,7 @@ def plan_request(
     refuse_conflicts(members.name, *(f"--{name.replace('_', '-')}" for name in given), mode=mode)
     sized = sizing(project, members, machine, gpus, time, queue, budget or Budget())
     shared = sharing or (NONE if mode == HOPPER else CACHED)
-    chosen = with_defaults(given, members, machine)
+    chosen = with_defaults(given, members, machine, planner, shared, mode)
     return PlanRequest(members, machine, sized.size, planner, chosen, explain, shared, mode), sized
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from hetctl.model.errors import BadInputError
+from hetctl.model.training_settings import AUTO
 
 DAY_S = 86400
 T = TypeVar("T")
@@ -27,6 +28,14 @@ def gpus_by_type(value: str) -> dict[str, int]:
     from hetctl.inputs.quantities import parse_gpus
 
     return _by_rule(parse_gpus, value)
+
+
+def number_or_auto(value: str) -> int | str:
+    """Parse ``4``, or ``auto``."""
+    try:
+        return value if value == AUTO else int(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is neither a whole number nor {AUTO}") from None
 
 
 def seconds(least: float | None = None) -> Callable[[str], float]:

@@ -24,6 +24,7 @@ from hetctl.inputs.member_schema import (
 )
 from hetctl.inputs.validation import SafeName, Strict, model_of, under
 from hetctl.model.searches import ASHA_VARIANTS, NamedPart, PruneRule, SearchBudget
+from hetctl.model.site import PER_GPU
 from hetctl.model.training_settings import BalanceSettings
 
 
@@ -95,12 +96,14 @@ if TYPE_CHECKING:
     BudgetModel = SearchBudget
     OptunaPartModel = NamedPart
     PruneModel = PruneRule
+    PerGpu = int | str
 else:
     BalanceModel, BudgetModel, OptunaPartModel, PruneModel = map(
         model_of, (BalanceSettings, SearchBudget, NamedPart, PruneRule)
     )
     MethodName = Literal[tuple(METHOD_KEYS)]
     AshaVariant = Literal[ASHA_VARIANTS]
+    PerGpu = Literal[PER_GPU]
 
 
 OptunaPart = Annotated[OptunaPartModel, under("name")]
@@ -251,12 +254,10 @@ class EnsembleModel(Settings):
         description="Whether members of one shape that wait for a GPU train as one computation with others"
         " of it (PyTorch), if that is faster.",
     )
-    max_per_gpu: int | None = Field(
+    max_per_gpu: PerGpu | None = Field(
         default=None,
-        ge=1,
-        le=16,
-        description="Largest number of members on one GPU, unless --max-per-gpu says another; null: as the"
-        " site says.",
+        description="Largest number of members on one GPU, unless --max-per-gpu says another; auto: as the"
+        " site's gpu_memory permits; null: as the site says.",
     )
     members: list[Entry] = Field(
         default_factory=list,

@@ -458,8 +458,8 @@ class Ensemble:
         Search whose trials are members; before a run their configs are certain or likely.
     fuse : str
         ``auto`` if waiting members of one shape train fused with others on a GPU; ``off`` if they wait.
-    max_per_gpu : int or None
-        Largest number of members on one GPU; None: as the site says.
+    max_per_gpu : int, str or None
+        Largest number of members on one GPU, or ``auto``; None: as the site says.
     """
 
     name: str
@@ -474,7 +474,7 @@ class Ensemble:
     rate_keys: tuple[str, ...] = ()
     search: SearchSpec | None = None
     fuse: str = OFF
-    max_per_gpu: int | None = None
+    max_per_gpu: int | str | None = None
 
     @property
     def trials(self) -> frozenset[str]:

@@ -33,8 +33,8 @@ class Key(Limits):
         Its meaning, for the JSON Schema.
     null : str
         What null stands for, which is the default in files, where the value itself is never None.
-    choices : tuple of str
-        Values that a text may have; empty: any.
+    choices : tuple of str or int
+        Values that it may have; empty: any.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Key(Limits):
         description: str,
         form: str = "",
         null: str = "",
-        choices: tuple[str, ...] = (),
+        choices: tuple[str | int, ...] = (),
         **limits: Any,
     ) -> None:
         super().__init__(form, **limits)

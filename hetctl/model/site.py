@@ -11,8 +11,12 @@ from typing import Annotated, Any
 from hetctl.model.cost import NODES as WHOLE_NODES
 from hetctl.model.cost import USUAL_BILLING, Billing, Cost
 from hetctl.model.file_keys import DURATION, Bytes, Key, Limits, Pattern
+from hetctl.model.training_settings import AUTO
 from hetctl.model.values import dataclass
 
+MOST_PER_GPU = 16
+PER_GPU = (AUTO, *range(1, MOST_PER_GPU + 1))
+"""Values of `max_per_gpu`."""
 NODES, MEMBERS = "nodes", "members"
 """Resource sets of agents: whole nodes for a job, or a member's GPUs on a node for a round."""
 
@@ -349,8 +353,13 @@ class Site:
         Bytes | None, Key("Memory of each GPU, such as 16GB; null: not taken into account.")
     ] = None
     max_per_gpu: Annotated[
-        int, Key("Largest number of members on one GPU, unless --max-per-gpu says another.", ge=1, le=16)
-    ] = 1
+        int | str,
+        Key(
+            "Largest number of members on one GPU, unless --max-per-gpu says another; auto: as gpu_memory"
+            " permits, 1 on slots.",
+            choices=PER_GPU,
+        ),
+    ] = AUTO
     mps: Annotated[
         bool,
         Key("Let processes that share a GPU run kernels at once, by NVIDIA's MPS: agents start and end it."),

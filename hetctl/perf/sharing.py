@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from hetctl.model.site import Site
+from hetctl.model.site import MOST_PER_GPU, Site
 from hetctl.model.values import dataclass
 from hetctl.model.workload import Slowed
 
@@ -20,6 +20,8 @@ RESERVE = 0.1
 """Share of a GPU's memory that stays free, for peaks that were not measured."""
 CONTEXT_BYTES = 600 * 2**20
 """Memory of a process on a GPU that frameworks do not count: the context and the libraries' kernels."""
+CONTEXTS = 0.25
+"""Share of a GPU's memory that the contexts may take where hetctl chooses how many members share it."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,16 @@ class GpuTerms:
         if site.device == "gpu":
             return cls(most, site.gpu_memory, CONTEXT_BYTES)
         return cls(most, site.memory_per_gpu)
+
+    @classmethod
+    def most_at(cls, site: Site) -> int:
+        """Return the largest number of members on a GPU that its memory permits; 1 if that is unknown.
+
+        Slots are parts of a node that the user chose, and a process that computes keeps its cores busy.
+        """
+        if site.device != "gpu" or not site.gpu_memory:
+            return 1
+        return min(max(int(CONTEXTS * site.gpu_memory) // CONTEXT_BYTES, 1), MOST_PER_GPU)
 
     def busy_of(self, measured: float | None) -> float:
         """Return the busy share of a member that counts: 1, as of one that shares nothing, if unknown."""

@@ -41,6 +41,7 @@ def plan_tables(
     *,
     cost: Cost | None,
     explain: bool,
+    per_gpu: int,
 ) -> list[RenderableType]:
     """Return a plan with the size of its jobs and, to explain it, the reasons for both.
 
@@ -54,8 +55,12 @@ def plan_tables(
         Device type of the site: ``gpu`` or ``slot``.
     cost : Cost or None
         Predicted cost of the run; None: rates of members are guesses.
+    per_gpu : int
+        Largest number of members on a GPU.
     """
     parts: list[RenderableType] = [plan_table(plan, device), _size_line(size, chosen, device)]
+    if per_gpu > 1:
+        parts += [f"up to {per_gpu} members share a {device_word(device, 1)}, if that is faster"]
     if cost:
         parts += [f"predicted cost: {describe_cost(cost, device)}"]
     if explain:

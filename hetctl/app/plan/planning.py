@@ -27,6 +27,7 @@ from hetctl.model.combinations import (
     NO_FLOTILLAS,
     SEVERAL_TYPES,
     SHARED_GPUS,
+    conflicts,
     features_of,
     refuse_conflicts,
 )
@@ -48,7 +49,7 @@ from hetctl.perf.sharing import GpuTerms
 from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.fusing import fused_shape
 from hetctl.scheduling.planners import planner_named
-from hetctl.scheduling.planners.base import Options, options_from
+from hetctl.scheduling.planners.base import MEAN_JCT, Options, options_from
 from hetctl.scheduling.planners.heterogeneous import gpus_by_type
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
 
@@ -265,6 +266,33 @@ def _balance_gains(plan: Plan, members: Sequence[Workload], cluster: Cluster) ->
     return gains
 
 
+def with_limit_of_shares(
+    options: Mapping[str, Any],
+    ensemble: Ensemble,
+    site: Site | None,
+    planner: str = USUAL_PLANNER,
+    sharing: str = CACHED,
+    mode: str = DATA_PARALLEL,
+) -> dict[str, Any]:
+    """Return options of a planner with the number of members on a GPU in place of ``auto``.
+
+    That is more than 1 only where they can share a GPU, and the site says how much memory it has.
+    """
+    if options.get("max_per_gpu") != AUTO:
+        return {**options}
+    features = {SHARED_GPUS, *features_of(ensemble), f"--sharing {sharing}"}
+    if site:
+        # Jobs on some nodes of a machine with several types may get others than planned.
+        features |= {f"--launch {site.launch}", *([SEVERAL_TYPES] if site.node_types else [])}
+    is_shared = (
+        planner in (USUAL_PLANNER, AUTO)
+        and mode == DATA_PARALLEL
+        and options.get("objective") != MEAN_JCT
+        and not any(conflicts(features))
+    )
+    return {**options, "max_per_gpu": GpuTerms.most_at(site) if site and is_shared else 1}
+
+
 def check_planner(name: str, options: Mapping[str, Any]) -> None:
     """Raise BadInputError if there is no such planner, or an option is wrong."""
     if name != AUTO:
@@ -272,11 +300,19 @@ def check_planner(name: str, options: Mapping[str, Any]) -> None:
     options_from(options)
 
 
-def with_defaults(given: Mapping[str, Any], ensemble: Ensemble, site: Site | None) -> dict[str, Any]:
+def with_defaults(
+    given: Mapping[str, Any],
+    ensemble: Ensemble,
+    site: Site | None,
+    planner: str,
+    sharing: str,
+    mode: str = DATA_PARALLEL,
+) -> dict[str, Any]:
     """Return a planner's options: those that were given, or else as the ensemble, and then the site, say."""
     most = ensemble.max_per_gpu or (site.max_per_gpu if site else 1)
     fuses = ensemble.fuse == AUTO
-    return {"balance": ensemble.balance.mode, "max_per_gpu": most, "fuse": fuses, **given}
+    options = {"balance": ensemble.balance.mode, "max_per_gpu": most, "fuse": fuses, **given}
+    return with_limit_of_shares(options, ensemble, site, planner, sharing, mode)
 
 
 def chosen(name: str, arrivals: Sequence[Arrival], scenario: Scenario, options: Options) -> PlannerChoice:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hetctl.app.plan.job_request import job_size
-from hetctl.app.plan.planning import AUTO, PlanRequest, plan_from, with_measurements
+from hetctl.app.plan.planning import AUTO, PlanRequest, plan_from, with_limit_of_shares, with_measurements
 from hetctl.app.profile.catalog_profiles import member_profiles
 from hetctl.app.project import Project
 from hetctl.app.run.changes import (
@@ -152,17 +152,22 @@ def with_input(project: Project, spec: RunSpec, ensemble: Ensemble, requested: R
         If the site's file is wrong or gone, or a trace cannot be read.
     """
     site = _site_now(project, spec, requested)
+    # Of the same ``auto``, the planner that was chosen for the run.
+    wanted = requested.planner
+    planner = spec.planner if wanted in (None, spec.given.get("planner")) else wanted
+    sharing, mode = requested.sharing or spec.sharing, requested.mode or spec.mode
     # Kept modules stay kept; each further edit of others needs a new choice.
     modules = requested.modules or (KEPT if spec.given.get("modules") == KEPT else None)
     return replace(
         spec,
         ensemble=_ensemble_now(spec, ensemble),
         site=site,
-        # Of the same ``auto``, the planner that was chosen for the run.
-        planner=spec.planner if requested.planner in (None, spec.given.get("planner")) else requested.planner,
-        options={**spec.options, **requested.options},
-        sharing=requested.sharing or spec.sharing,
-        mode=requested.mode or spec.mode,
+        planner=planner,
+        options=with_limit_of_shares(
+            {**spec.options, **requested.options}, ensemble, site, planner, sharing, mode
+        ),
+        sharing=sharing,
+        mode=mode,
         replay=replay_now(spec.replay, requested.replay),
         retries=spec.retries if requested.retries is None else requested.retries,
         track=requested.track or spec.track,

@@ -78,7 +78,9 @@ def agents_step(
     python : str
         Interpreter of the agents, if they are in no container.
     """
-    threads = -(-200 // site.max_per_gpu) if site.mps else None
+    # Where hetctl chooses, most have a GPU alone, so none is limited.
+    most = 1 if isinstance(site.max_per_gpu, str) else site.max_per_gpu
+    threads = -(-200 // most) if site.mps else None
     words = agent_arguments(
         *(name, address, frameworks, site.cores_per_gpu), staged=bool(site.stage), mps_threads=threads
     )

@@ -19,7 +19,7 @@ from hetctl.model.plan import (
     Allocation,
     Placement,
 )
-from hetctl.model.site import Node
+from hetctl.model.site import MOST_PER_GPU, Node
 from hetctl.model.training_settings import AUTO, BALANCE_MODES
 from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
@@ -359,9 +359,6 @@ def nearest(name: str, known: Mapping[str, Any]) -> str:
     """Return a hint with the nearest known word, or with all of them if none is near."""
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}?" if close else f"one of: {', '.join(known)}"
-
-
-MOST_PER_GPU = 16
 
 
 def _is_number(value: Any) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from workbench import ENSEMBLE, greedy_slurm, new_project
 
 from hetctl.app.plan import planning
 from hetctl.catalog.catalog import Catalog
+from hetctl.inputs.site_file import find_site
 from hetctl.methods.parallelism import PhaseRun
+from hetctl.model.ensemble import Ensemble, Functions
+from hetctl.model.site import NodeType
 from hetctl.storage.event_files import EventWriter
 
 SIZE = ("--site", "slurm", "--gpus", "2", "--time", "1h")
@@ -246,3 +250,54 @@ def test_trials_that_hop_are_planned_with_the_epochs_and_the_waits_of_a_search(t
     assert sum(member["training_s"] for member in plan["members"]) == pytest.approx(4 * 6 * 100 / 10)
     # Mutants follow their parents: more GPUs than a population has trials are of no use.
     assert "(4 GPUs)" in project.here("plan", "--site", "slurm").stdout
+
+
+GPUS = {"device": "gpu", "gpu_memory": 40 * 10**9}
+FEW_BYTES = 4 * 600 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("site", "request_", "most"),
+    [
+        (GPUS, {}, 15),
+        (GPUS, {"planner": "auto"}, 15),
+        ({**GPUS, "gpu_memory": 80 * 10**9}, {}, 16),
+        ({**GPUS, "gpu_memory": 2 * FEW_BYTES}, {}, 2),
+        ({**GPUS, "gpu_memory": FEW_BYTES}, {}, 1),
+        ({**GPUS, "gpu_memory": None}, {}, 1),
+        ({**GPUS, "device": "slot"}, {}, 1),
+        ({**GPUS, "launch": "members"}, {}, 1),
+        ({**GPUS, "node_types": (NodeType("V100", 2, ("a*",)),)}, {}, 1),
+        (GPUS, {"sharing": "lockstep"}, 1),
+        (GPUS, {"mode": "hopper"}, 1),
+        (GPUS, {"planner": "doubling"}, 1),
+        (GPUS, {"options": {"objective": "mean-jct"}}, 1),
+        ({**GPUS, "device": "slot"}, {"options": {"max_per_gpu": 3}}, 3),
+    ],
+)
+def test_members_share_gpus_as_memory_permits_where_nothing_speaks_against_it(site, request_, most):
+    ensemble = Ensemble("e", "pytorch", Functions("m:i", "m:m"), (), "/nowhere")
+    own = replace(find_site("slurm", project=None, home=None), **site)
+    options = {"seed": 7, "max_per_gpu": "auto", **request_.pop("options", {})}
+    found = planning.with_limit_of_shares(options, ensemble, own, **request_)
+    assert (found["max_per_gpu"], found["seed"]) == (most, 7)
+
+
+def test_a_plan_says_how_many_members_share_a_gpu_and_refuses_nothing_by_default(tmp_path):
+    project = new_project(tmp_path / "project")
+    (project.path / "site-configs").mkdir()
+    (project.path / "site-configs" / "slurm.yaml").write_text("extends: slurm\ngpu_memory: 40GB\n")
+    told = "up to 15 members share a GPU, if that is faster"
+
+    def says(*words):
+        done = project.here("plan", *SIZE, *words)
+        assert (done.code, "max-per-gpu" in done.stderr) == (0, False), done.stderr
+        return told in done.stdout
+
+    assert [says(), says("--max-per-gpu", "auto"), says("--max-per-gpu", "1")] == [True, True, False]
+    assert not says("--sharing", "lockstep", "--planner", "flotilla")
+    (project.path / "ensemble.yaml").write_text(
+        f"max_per_gpu: 1\n{(project.path / 'ensemble.yaml').read_text()}"
+    )
+    assert [says(), says("--max-per-gpu", "auto")] == [False, True]
+    assert "neither" in project.here("plan", *SIZE, "--max-per-gpu", "many").stderr
