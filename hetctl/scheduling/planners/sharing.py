@@ -17,7 +17,7 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import Node
 from hetctl.model.values import dataclass
 from hetctl.model.workload import NOT_SLOWED, Slowed, Workload
-from hetctl.perf.sharing import FULL, slowdown
+from hetctl.perf.sharing import FULL, LEAST_BUSY, slowdown
 from hetctl.scheduling.planners.base import Decision, Request, RunningMember
 from hetctl.scheduling.planners.placement import NodeCapacity, place_members
 
@@ -216,7 +216,8 @@ class SharedCapacity:
             spare = donor.busy - 1
             for sitter in donor.sitters if spare > 0 else ():
                 busy = sitter.workload.busy
-                least = busy * sitter.workload.interruption_s / time_s
+                # Rounding must not let it move to and fro.
+                least = max(busy * sitter.workload.interruption_s / time_s, LEAST_BUSY)
                 for taker in idle:
                     filled = min(busy, 1 - taker.busy) - max(busy - spare, 0.0)
                     if filled > least and taker.admits(sitter, self._limit, is_own=False):

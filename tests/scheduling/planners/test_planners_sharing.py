@@ -159,6 +159,13 @@ def test_members_move_from_a_gpu_with_too_many_to_one_that_idles_if_the_restart_
         assert decision.stop == ()
 
 
+def test_a_move_that_fills_nothing_is_not_made_again_and_again() -> None:
+    """By rounding, the three fill a little more wherever the second one moves."""
+    first, second, third = (member(name, 100, busy) for name, busy in (("a", 0.59), ("b", 0.44), ("c", 0.59)))
+    held = (*on_one_gpu(0, first, second), *on_one_gpu(1, third))
+    assert FLUID.decide(ask(gpus=2, held=held)).start == ()
+
+
 def test_nobody_shares_unless_it_is_permitted() -> None:
     starts = FLUID.decide(ask(member("a", 10, 0.2), member("b", 10, 0.2), gpus=1, max_per_gpu=1)).start
     assert [a.placement for a in starts] == [(Placement("node-0", (0,)),)]
