@@ -234,7 +234,7 @@ planner_options = _together(
         "--fuse/--no-fuse",
         default=None,
         help="Let members of one shape that wait for a GPU train as one computation with others of it, if"
-        " that is faster.  [default: the ensemble's]",
+        " that is faster.  [default: the ensemble's with fluid and auto]",
     ),
     click.option("--seed", metavar="N", type=int, help="Seed random choices.  [default: 0]"),
 )

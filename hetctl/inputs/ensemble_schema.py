@@ -250,7 +250,7 @@ class EnsembleModel(Settings):
         description="Balanced batches: a mode, or a mapping of mode, manager and predictor.",
     )
     fuse: Annotated[Literal["auto", "off"], BeforeValidator(_switch)] = Field(
-        default="off",
+        default="auto",
         description="Whether members of one shape that wait for a GPU train as one computation with others"
         " of it (PyTorch), if that is faster.",
     )

@@ -15,9 +15,9 @@ from hetctl.model.searches import SearchSpec
 from hetctl.model.serialization import TABLE, encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.model.training_settings import (
+    AUTO,
     CHECKPOINT_DIR,
     NO_RANKS,
-    OFF,
     RANKS,
     RESUME_FROM,
     BalanceSettings,
@@ -473,7 +473,7 @@ class Ensemble:
     balance: BalanceSettings = field(default_factory=BalanceSettings)
     rate_keys: tuple[str, ...] = ()
     search: SearchSpec | None = None
-    fuse: str = OFF
+    fuse: str = AUTO
     max_per_gpu: int | str | None = None
 
     @property

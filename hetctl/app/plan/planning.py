@@ -310,7 +310,8 @@ def with_defaults(
 ) -> dict[str, Any]:
     """Return a planner's options: those that were given, or else as the ensemble, and then the site, say."""
     most = ensemble.max_per_gpu or (site.max_per_gpu if site else 1)
-    fuses = ensemble.fuse == AUTO
+    # All other planners are as published.
+    fuses = ensemble.fuse == AUTO and planner in (USUAL_PLANNER, AUTO)
     options = {"balance": ensemble.balance.mode, "max_per_gpu": most, "fuse": fuses, **given}
     return with_limit_of_shares(options, ensemble, site, planner, sharing, mode)
 

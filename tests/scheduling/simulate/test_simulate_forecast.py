@@ -155,6 +155,24 @@ def test_members_together_have_the_rate_of_the_type_of_their_gpu() -> None:
     assert {a.rate for a in plan.rounds[0].allocations} == {5.0, 10.0}
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    works=st.lists(st.tuples(st.sampled_from(["", "x", "y"]), st.integers(1, 6)), min_size=1, max_size=9),
+    gpus=st.integers(1, 3),
+    planner=st.sampled_from(["fluid", "flotilla", "independent"]),
+)
+def test_each_member_trains_all_its_samples_whoever_trains_beside_it(works, gpus, planner) -> None:
+    """Also where a start and one beside others fall together."""
+    fused = {1: 50.0, 4: 100.0}
+    members = [
+        replace(member(f"m{number}", [10], 100 * epochs), fuses=shape, fused=fused)
+        for number, (shape, epochs) in enumerate(works)
+    ]
+    plan = predict(PLANNERS[planner], members, gpus)
+    assert plan.lower_bound_s <= plan.predicted_makespan_s * (1 + 1e-9)
+    assert all(one.done_s is not None and one.done_s > 0 for one in plan.members)
+
+
 def test_members_that_still_fit_the_job_train_first() -> None:
     # a's third epoch would end at 90 of 80 s, so from 60 s on b and c have its GPU.
     members = (
