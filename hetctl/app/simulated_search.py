@@ -16,6 +16,7 @@ from hetctl.model.run_status import MOST_SIMULATED
 from hetctl.model.searches import SearchOutcome, Trial
 from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import EpochTimeline, task_s
+from hetctl.scheduling.fusing import places
 
 DRAWS = 5
 """Number of draws of the losses of a search; with more than `MOST_SIMULATED` trials they differ little."""
@@ -101,8 +102,11 @@ class SimulatedSearch:
                 "give samples_per_epoch in the ensemble file, or import rates with that column",
             )
         self._method, self._last, self._metrics = search.method, search.epochs, 1 + len(search.also)
+        parallel = max(1, gpus // first.min_gpus)
+        if search.configs_are_known:
+            parallel *= places(workloads[name].fuses for name in search.members)
         # Configs do not matter here, and samplers take long to draw them.
-        self._search = SearchRun(replace(search, sampler=None), max(1, gpus // first.min_gpus))
+        self._search = SearchRun(replace(search, sampler=None), parallel)
 
     def first(self) -> list[Workload]:
         """Return the members at the start: those that are no trials, and the first trials."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from hetctl.model.site import MOST_PER_GPU, Site
+from hetctl.model.training_progress import FusedRates
 from hetctl.model.values import dataclass
 from hetctl.model.workload import Slowed
 
@@ -78,6 +79,12 @@ DOUBT = 2
 """Number of shapes beside which a member was seen that count as much as the busy shares do."""
 NOISE, UNLIKE = 0.1, 0.3
 """Standard deviations of logarithms: of rates seen beside others, and of slowdowns of pairs of shapes."""
+
+
+def may_gain(rates: FusedRates) -> bool:
+    """Return true unless fused members gain nothing on any type of GPU on which that was measured."""
+    alone = {gpu_type: rate for gpu_type, members, rate in rates if members == 1}
+    return not alone or any(rate > LEAST_GAIN * alone.get(of, math.inf) for of, _, rate in rates)
 
 
 def slowed_by(logs: Sequence[float], prior: float = NOISE**2 / UNLIKE**2) -> Slowed:

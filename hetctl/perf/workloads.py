@@ -18,7 +18,7 @@ from hetctl.model.workload import Slowed, Workload
 from hetctl.perf.convergence import ConvergenceForecast
 from hetctl.perf.rate_extrapolation import learned, prior_shapes, rate_curve, usable_rates
 from hetctl.perf.rate_prediction import USUAL_LEVEL, Level, estimated_levels, known_rates
-from hetctl.perf.sharing import DOUBT, LEAST_GAIN, NO_SHARING, GpuTerms, slowdown, slowed_by
+from hetctl.perf.sharing import DOUBT, NO_SHARING, GpuTerms, may_gain, slowdown, slowed_by
 
 LEARNED = ("startup_s", "evaluate_s", "checkpoint_s")
 """Times of members that were not profiled, which their training shows."""
@@ -485,11 +485,11 @@ class Workloads:
 
     def _shape_to_fuse(self, name: str) -> str:
         """Return the shape of a member that may train fused with others; empty if it is known not to gain."""
-        member, rates = self._members[name], self.fused_rates(name)
+        member = self._members[name]
         key = name, self._progress[name].batch_size or member.batch_size
         if key not in self._shapes_to_fuse:
             self._shapes_to_fuse[key] = self._fuses(replace(member, batch_size=key[1])) or ""
-        gains = not rates or _best_gain(rates) > LEAST_GAIN
+        gains = may_gain(self._fused.get(self._digests[name], ()))
         return self._shapes_to_fuse[key] if gains else ""
 
     def _rates_by_type(self, name: str, points: Mapping[int, float]) -> dict[str, Mapping[int, float]]:

@@ -34,6 +34,15 @@ def fused_shape(
     return None if not can_fuse or own_loop or apart else shape_digest(member, ensemble.rate_keys)
 
 
+def places(shapes: Iterable[str | None]) -> int:
+    """Return how many trials of these shapes a search has on a GPU at a time.
+
+    With several shapes, one that goes on and on would keep the GPUs from the others.
+    """
+    found = {*shapes}
+    return FUSE_LIMIT if len(found) == 1 and all(found) else 1
+
+
 @dataclass
 class FusedGroup:
     """Members that train fused on one GPU, or one member that others may join.

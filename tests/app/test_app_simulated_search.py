@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -65,6 +66,14 @@ def epochs_alone(ensemble, seed=0):
         for trial in search.waiting:
             search.report(trial, [random.Random(f"{seed}:{trial.number}").random()])
     return asked
+
+
+def test_a_search_of_one_shape_that_fuses_has_as_many_trials_at_a_time_as_train_together(tmp_path):
+    ensemble = ensemble_of(tmp_path, METHODS["asha"])
+    alone = workloads_of(ensemble)
+    fused = {name: replace(one, fuses="shape") for name, one in alone.items()}
+    asked = [len(SimulatedSearch(ensemble, workloads, 1, 0).first()) for workloads in (alone, fused)]
+    assert asked == [1, min(16, len(ensemble.trials))]
 
 
 @pytest.mark.parametrize("name", METHODS)

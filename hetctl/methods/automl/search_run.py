@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -138,11 +139,11 @@ class SearchRun:
     ----------
     trials : list of Trial
         Trials by number, each with the epochs of its latest request.
+    parallel : int
+        Most trials at a time, unless the search sets it or its requests do not depend on reports.
 
     Parameters
     ----------
-    parallel : int
-        Most trials at a time, unless the search sets it or its requests do not depend on reports.
     events : iterable of (str, mapping)
         Kind and fields of the events so far, in order.
 
@@ -156,11 +157,11 @@ class SearchRun:
         self, search: SearchSpec, parallel: int, events: Iterable[tuple[str, Mapping[str, Any]]] = ()
     ) -> None:
         method, source = search_parts(search)
-        self._search = search
+        self._search, self.parallel = search, parallel
         self._procedure = Procedure(method, source, _history(events))
         # Hyperband and PBT wait at barriers: their requests do not depend on the order of reports.
         free = not isinstance(source, OptunaSource) and isinstance(method, OneShot | Hyperband)
-        self._most = None if free or isinstance(method, Pbt) else search.parallel or parallel
+        self._is_free = free or isinstance(method, Pbt)
 
     @property
     def trials(self) -> list[Trial]:
@@ -195,7 +196,8 @@ class SearchRun:
 
     def requests(self, resources: UsedResources) -> Iterator[dict[str, Any]]:
         """Yield the event fields of each trial to train now."""
-        while not self._limit(resources) and (self._most is None or len(self.waiting) < self._most):
+        most = math.inf if self._is_free else self._search.parallel or self.parallel
+        while not self._limit(resources) and len(self.waiting) < most:
             asked = self._procedure.ask(1)
             if not asked:
                 return

@@ -16,8 +16,9 @@ from hetctl.model.run import RunSpec, Usage
 from hetctl.model.searches import OF_SEARCHES, REPORT, SEARCH_ENDED, TRIAL, Trial
 from hetctl.model.training_progress import CANCELLED, Progress
 from hetctl.perf.rate_prediction import nearest_config
+from hetctl.perf.sharing import may_gain
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.scheduling.fusing import FUSE_LIMIT, fused_shape
+from hetctl.scheduling.fusing import fused_shape, places
 from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import EventQueue, EventWriter, read_events
 from hetctl.storage.paths import RunFolder
@@ -57,13 +58,11 @@ class TrialQueue:
         self._written: dict[str, int] = {}
         self._slots = {name: spec.ensemble.member(name) for name in search.members}
         self._numbers = {name: number for number, name in enumerate(search.members)}
-        parallel = max(1, gpus // self._slots[search.members[0]].min_gpus)
-        # With several shapes, one that goes on and on would keep the GPUs from the others.
-        options = options_from(spec.options)
-        terms = spec.ensemble, spec.site.launch, spec.sharing, options
-        (shape, *others) = {fused_shape(slot, *terms) for slot in self._slots.values()}
-        if shape and not others and search.configs_are_known:
-            parallel *= FUSE_LIMIT
+        self._parallel = max(1, gpus // self._slots[search.members[0]].min_gpus)
+        terms = spec.ensemble, spec.site.launch, spec.sharing, options_from(spec.options)
+        gains = all(may_gain(one.fused_rates) for one in spec.profiles if one.member in self._slots)
+        shapes = (fused_shape(slot, *terms) for slot in self._slots.values())
+        parallel = self._parallel * (places(shapes) if gains and search.configs_are_known else 1)
         events = [e for e in read_events(folder.events_of(DRIVER)) if e.kind in OF_SEARCHES]
         self._search = SearchRun(search, parallel, [(event.kind, event.data) for event in events])
         self._is_over = any(event.kind == SEARCH_ENDED for event in events)
@@ -140,6 +139,9 @@ class TrialQueue:
             for trial in self._search.waiting:
                 name = self._search.member_of(trial)
                 seen = progress[name]
+                if not may_gain(seen.fused_rates):
+                    # The others would only wait, and the search would know less when it asks for them.
+                    self._search.parallel = self._parallel
                 is_behind = self._is_behind(name, seen.last_epoch, curves)
                 is_over = seen.failed or seen.converged or seen.withheld == CANCELLED
                 is_done = is_over or seen.last_epoch >= trial.epochs

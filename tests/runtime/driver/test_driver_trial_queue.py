@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.events import DRIVER
+from hetctl.model.profile import MemberProfile
 from hetctl.model.run import NOTHING_USED, RunSpec
 from hetctl.model.site import Queue, Site
+from hetctl.model.training_progress import Progress
 from hetctl.runtime.driver.trial_queue import TrialQueue
 from hetctl.storage.event_files import EventQueue, EventWriter, read_events
 from hetctl.storage.paths import RunFolder
@@ -33,6 +37,24 @@ def test_a_search_of_one_shape_asks_for_as_many_trials_as_may_train_fused(tmp_pa
     trials = TrialQueue(run, spec, 2, lambda _: False, EventQueue(run.events, pytest.fail), pytest.fail)
     trials.advance({}, NOTHING_USED, 0.0)
     assert sum(name in trials for name in spec.ensemble.search.members) == asked
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["from earlier runs", "as a trial tells it"])
+def test_a_search_asks_for_no_more_trials_than_gpus_once_its_shape_is_known_not_to_gain(tmp_path, is_known):
+    run, spec = run_of(tmp_path, RATE, FUSE)
+    first, second, *_ = names = spec.ensemble.search.members
+    told = (("", 1, 100.0), ("", 4, 101.0))
+    if is_known:
+        spec = replace(spec, profiles=(MemberProfile(first, {}, fused_rates=told),))
+    trials = TrialQueue(run, spec, 2, lambda _: False, EventQueue(run.events, pytest.fail), pytest.fail)
+    trials.advance({}, NOTHING_USED, 0.0)
+    asked = 2 if is_known else 32
+    assert sum(name in trials for name in names) == asked
+    progress = {name: Progress(name) for name in names}
+    failed = Progress(second, failed="it diverged", fused_rates=told)
+    trials.advance({**progress, second: failed}, NOTHING_USED, 0.0)
+    # Another one follows only if no others wait.
+    assert sum(name in trials for name in names) == asked + is_known
 
 
 def run_of(folder, space, options=None):
