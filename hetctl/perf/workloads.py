@@ -200,6 +200,12 @@ class Workloads:
         """Return true if a member may share a GPU: its memory was enough there so far."""
         return self._terms.most > 1 and not any(gpus == 0 for _, gpus in self._unfit(name))
 
+    def keep_apart(self) -> None:
+        """Let no member share a GPU any more."""
+        self._terms = NO_SHARING
+        self._whole.clear()
+        self.left = {name: workload for name in self.left if (workload := self._workload(name))}
+
     def has_other_gpus(self, name: str, gpus: int, gpu_type: str = "") -> bool:
         """Return true if a member that has run out of memory on so many GPUs should try another number.
 

@@ -148,6 +148,9 @@ class Rounds:
         if reason in (ExitReason.OUT_OF_MEMORY, ExitReason.GPU_BUSY):
             gpu_type = self._gpu_type_of(running.task.allocation)
             unfit_gpus = self.members.unfit_gpus(running.task.allocation, gpu_type or "", reason)
+            if reason is ExitReason.GPU_BUSY and unfit_gpus == 0:
+                log_line(f"no member shares a GPU from now on: {group.name} found one that takes one process")
+                self.members.keep_apart()
             if reason is ExitReason.OUT_OF_MEMORY and not group.overuse:
                 # The known peak counts for a trainer that reported none.
                 peak = report.peak_memory_bytes or self.members.peak_memory(group.name)

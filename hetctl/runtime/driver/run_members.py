@@ -158,12 +158,18 @@ class RunMembers:
 
         0 means that it shared a GPU, and is not to do so again.
         """
-        if not allocation.own_gpus and self._workloads.may_share(allocation.member):
+        # Of several who share a GPU, the first one may have told already that its shape is not to.
+        began_beside = allocation.mode == DATA_PARALLEL and not allocation.alone
+        if not allocation.own_gpus and (began_beside or self._workloads.may_share(allocation.member)):
             return 0
         tries = reason is ExitReason.OUT_OF_MEMORY and allocation.mode == DATA_PARALLEL
         if tries and self._workloads.has_other_gpus(allocation.member, allocation.gpus, gpu_type):
             return allocation.gpus
         return None
+
+    def keep_apart(self) -> None:
+        """Let no member share a GPU any more in this job."""
+        self._workloads.keep_apart()
 
     def fused_rates(self, name: str, gpu_type: str) -> dict[int, float]:
         """Return the rates of several members of its shape together on a type of GPU, by their number."""

@@ -110,7 +110,16 @@ def test_rates_on_a_shared_gpu_are_not_the_members_own_and_one_without_room_ther
     driver.write("task_ended", member="a", **ended, unfit_gpus=unfit_gpus, gpu_seconds=0.4)
     (workload,) = members.workloads().values()
     assert (workload.rates[1], workload.busy, workload.samples_left) == (10.0, 1.0, 200)
-    assert (unfit_gpus, members.unfit_gpus(allocation, "", reason)) == (0, None)
+    # Others of its shape may have begun beside it, too.
+    again = (replace(allocation, alone=alone) for alone in (False, True))
+    assert [unfit_gpus, *(members.unfit_gpus(one, "", reason) for one in again)] == [0, 0, None]
+
+
+def test_no_member_shares_a_gpu_any_more_where_it_takes_one_process(tmp_path):
+    members, _ = members_in(tmp_path, "a", "b", options={"max_per_gpu": 4}, busy=0.3)
+    assert [one.busy for one in members.workloads().values()] == [0.3, 0.3]
+    members.keep_apart()
+    assert [(one.busy, one.memory) for one in members.workloads().values()] == [(1.0, 1.0)] * 2
 
 
 @pytest.mark.parametrize("known", [(), (PreprocessPoint(1, 50.0), PreprocessPoint(2, 90.0))])
