@@ -75,7 +75,7 @@ def test_a_member_has_one_step_per_number_of_gpus_on_a_node() -> None:
 
 
 def test_agents_start_mps_with_a_share_of_the_threads_for_each_process() -> None:
-    for most, percent in ((1, "100"), (2, "100"), (3, "67"), (16, "13")):
+    for most, percent in (("auto", "100"), (1, "100"), (2, "100"), (3, "67"), (16, "13")):
         shared = replace(site(NODES), mps=True, max_per_gpu=most)
         argv = agents_step(shared, "agents", (ResourceSet("n1", (0,)),), FOLDER, (), "python").argv
         assert argv[argv.index("--mps") + 1] == percent
