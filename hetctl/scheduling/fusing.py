@@ -17,6 +17,8 @@ from hetctl.scheduling.planners.base import Options
 
 FUSE_LIMIT = 16
 """Most members in one process; how many of them are one computation is measured there."""
+TRIAL_LIMIT = 2
+"""Most members in one process until one has told what its shape gains: those that gain nothing start anew."""
 
 
 def fused_shape(
@@ -85,7 +87,8 @@ def companions(
     joined = []
     for workload in waiting if by_shape else ():
         known = () if workload.name in alone else by_shape.get(workload.fuses, ())
-        open_groups = [group for group in known if len(group.seats) < FUSE_LIMIT]
+        limit = FUSE_LIMIT if workload.fused else TRIAL_LIMIT
+        open_groups = [group for group in known if len(group.seats) < limit]
         smallest = min(open_groups, key=lambda group: len(group.seats), default=None)
         if smallest and (rate := workload.on_type(smallest.node.gpu_type or "").rates.get(1)):
             joined.append(Allocation(workload.name, 1, FUSED, rate, (smallest.take(),)))

@@ -172,6 +172,8 @@ class RoundScheduler(JobScheduler):
     def _on_rate_seen(self, event: events.RateSeen) -> None:
         """Call an elastic planner again if a rate differs much from the planned one, or that was a guess."""
         task = self.running.get(event.member)
+        # Fused members may have told that more of them are faster.
+        self._may_join |= task is not None and task.task.allocation.mode == FUSED
         if not task or self._planner.paradigm != "elastic":
             return
         if task.is_guess or is_noteworthy(task.rate, event.rate):

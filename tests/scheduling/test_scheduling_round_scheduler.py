@@ -463,6 +463,15 @@ def test_members_that_wait_join_those_of_their_shape_evenly() -> None:
     assert bench.core.pool.free_gpus == 0
 
 
+def test_two_members_try_what_their_shape_gains_before_others_join() -> None:
+    bench = fusing(LOCAL, "abcd", 1)
+    bench.members = {name: replace(one, fused={}) for name, one in bench.members.items()}
+    assert seats(bench.at(0.0)) == {"a": ("fused", 0, 1), "b": ("fused", 0, 2)}
+    assert bench.at(1.0, RateSeen(1.0, "a", 9.0)) == []
+    bench.members = {name: bench.member(name) for name in bench.members}
+    assert seats(bench.at(2.0, RateSeen(2.0, "a", 9.0))) == {"c": ("fused", 0, 3), "d": ("fused", 0, 4)}
+
+
 def test_a_member_keeps_the_gpu_of_the_first_and_another_takes_a_free_seat() -> None:
     bench = fusing(LOCAL, "abx", 1)
     bench.at(0.0)

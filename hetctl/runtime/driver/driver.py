@@ -59,7 +59,7 @@ SIGNAL_DELAY_S = 0.5
 EDITED = "edited"
 """Reason for which a member leaves its GPUs, to begin again by another stop rule."""
 RATES_EVERY_S = 0.5
-"""Seconds between two checks of training members' rates, for planners that may resize them."""
+"""Seconds between two checks of training members' rates, for elastic planners and for fused members."""
 REQUESTS_EVERY_S = 1.0
 """Seconds between two looks at users' requests."""
 LIVE_METRICS_EVERY_S = 2.0
@@ -389,7 +389,8 @@ class Driver:
             self._events.write("partitions_staged", job=self._job, **encode(of_node))
 
     def _report_rates(self) -> None:
-        if planner_named(self._spec.planner).paradigm != "elastic" or time.monotonic() < self._next_rates:
+        is_elastic = planner_named(self._spec.planner).paradigm == "elastic"
+        if not (is_elastic or self._spec.options.get("fuse")) or time.monotonic() < self._next_rates:
             return
         self._next_rates = time.monotonic() + RATES_EVERY_S
         for name, rate in self._members.rates_seen(self._scheduler.running).items():

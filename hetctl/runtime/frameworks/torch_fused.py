@@ -566,15 +566,22 @@ class Widths:
     def _pair(self, members: int) -> tuple[int, int]:
         """Return the best width so far and the one to compare it with; the best one twice at the end."""
         best, width = 1, (most := 2 ** (members - 1).bit_length())
+        if most not in self.known:
+            # Fewer members may have tried some.
+            tried = max((one for one in self.known if one < most), key=self.known.__getitem__, default=1)
+            return (tried if self._gains(tried, over=1) else 1), most
         while width > 1:
             if not self.known.keys() >= {best, width}:
                 return best, width
-            if self.known[width] > (LEAST_GAIN if best == 1 else 1) * self.known[best]:
+            if self._gains(width, over=best):
                 best = width
             elif width < most:
                 break
             width //= 2
         return best, best
+
+    def _gains(self, width: int, *, over: int) -> bool:
+        return self.known.get(width, 0.0) > (LEAST_GAIN if over == 1 else 1) * self.known.get(over, 0.0)
 
 
 def _gain(first: Sequence[float], second: Sequence[float], *, over_alone: bool) -> float | None:
