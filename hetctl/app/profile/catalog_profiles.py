@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from itertools import chain
 from pathlib import Path
 
 from hetctl.app.project import Project
@@ -74,17 +76,20 @@ def member_profiles(catalog: Catalog, ensemble: Ensemble, site: Site) -> tuple[M
     trained = _trained(catalog, ensemble, site.name)
     measured = _profiles(catalog, ensemble, site.name, trained, has_types=bool(site.node_types))
     known = {profile.member: profile for profile in measured}
+    seen = (one.newest.restarts_s[:1] for one in trained.values() if one.newest)
+    restarts_s = [*chain.from_iterable(seen)]
+    restart_s = statistics.median(restarts_s) if restarts_s else math.inf
     return tuple(
-        known.get(member.name) or _unmeasured(member, ensemble, trained[member.name])
+        known.get(member.name) or _unmeasured(member, ensemble, trained[member.name], restart_s)
         for member in ensemble.members
     )
 
 
-def _unmeasured(member: Member, ensemble: Ensemble, trained: Trained) -> MemberProfile:
+def _unmeasured(member: Member, ensemble: Ensemble, trained: Trained, restart_s: float) -> MemberProfile:
     seen = trained.newest or Progress(member.name)
     startup_s = seen.startup_s or 0.0
-    # The first start of a job's scripts on a node waits for processes and imports that they share.
-    own_s = min((startup_s, *seen.restarts_s[:1])) if member.command else startup_s
+    # The first start on a node waits for processes and imports that members share, in the job's start.
+    own_s = min((startup_s, *(seen.restarts_s[:1] or (restart_s,))))
     return MemberProfile(
         member.name,
         rates={},

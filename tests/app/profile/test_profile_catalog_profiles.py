@@ -207,6 +207,19 @@ def test_an_unfinished_first_epoch_leaves_its_rate_and_times_to_later_runs(proje
     assert b.fused_rates == (("", 1, 1100), ("", 4, 2200), ("type-1100", 1, 9))
 
 
+def test_the_start_of_processes_counts_once_for_members_that_earlier_runs_have_trained(
+    project: Project,
+) -> None:
+    others = tuple(Member(name, {"units": units}) for units, name in enumerate(("first", "second"), start=7))
+    with Catalog.open(project.home.catalog) as catalog:
+        for member, restart_s in zip(others, (None, 0.5), strict=True):
+            folder = begun(catalog, member.name, SITE, member, 1100.0)
+            start = {"startup_s": 6.0, "restart_s": restart_s}
+            EventWriter(folder.events, member.name, 0).write("first_step", **start)
+        found = member_profiles(catalog, replace(ENSEMBLE, members=others), SITE)
+    assert [(one.startup_s, one.job_start_s) for one in found] == [(0.5, 5.5), (0.5, 0.0)]
+
+
 def test_numbers_of_gpus_without_enough_memory_are_known_to_later_runs(project: Project) -> None:
     keep(project, point(A, measured_at=1000.0))
     end = {"exit_code": 71, "reason": "out-of-memory", "description": "out of memory", "fault": False}
