@@ -49,7 +49,7 @@ def comparison_of(
     timing = JobTiming(spec.wall_s, spec.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
     scenario = Scenario(Cluster.at(spec.site, spec.gpus), timing, lockstep=spec.sharing == LOCKSTEP)
     options = options_from(spec.options)
-    rank_start_s = _rank_start_s(spec, events)
+    rank_start_s = _rank_start_s(members, events)
     try:
         own = forecast(planner_named(spec.planner), members, scenario, options)
         alone = [replace(member, fuses="") for member in members]
@@ -117,9 +117,9 @@ def _as_trained(spec: RunSpec, progress: Mapping[str, Progress], gpus: int) -> l
     ]
 
 
-def _rank_start_s(spec: RunSpec, events: Sequence[Event]) -> float:
-    """Return how many seconds the first step started up longer than profiled: the start of the ranks."""
-    startup_s = {profile.member: profile.startup_s for profile in spec.profiles}
+def _rank_start_s(members: Sequence[Workload], events: Sequence[Event]) -> float:
+    """Return how many seconds the first step started up longer than simulated: the start of the ranks."""
+    startup_s = {member.name: member.startup_s for member in members}
     for event in events:
         if event.kind == "first_step" and event.source in startup_s:
             return max(0.0, float(event.record.startup_s) - startup_s[event.source])

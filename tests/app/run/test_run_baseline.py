@@ -88,6 +88,14 @@ def test_both_simulations_include_the_start_of_the_first_rank() -> None:
     assert late is not None
     assert late.baseline_s - plain.baseline_s == pytest.approx(7.0)
     assert late.simulated_s - plain.simulated_s == pytest.approx(7.0)
+    # Without profiles, members have the start-up that the run has seen, with that of the rank in it.
+    seen, events = (
+        replace(FINISHED["a"], startup_s=8.0),
+        [Event("a", 0, "first_step", 5.0, {"startup_s": 8.0})],
+    )
+    unmeasured = replace(SPEC, profiles=tuple(replace(one, rates={}, startup_s=0.5) for one in SPEC.profiles))
+    results = [comparison_of(unmeasured, {**FINISHED, "a": seen}, given) for given in ([], events)]
+    assert results[0] == results[1] is not None
 
 
 def test_what_epochs_took_besides_counts() -> None:
