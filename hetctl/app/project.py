@@ -268,7 +268,8 @@ def start_project(folder: Path, example: str | None) -> list[Path]:
     Parameters
     ----------
     example : str or None
-        Name of the example; None: the first of `IMPORTED_BY` whose packages this Python has.
+        Name of the example; None: the folder's name, or else the first of `IMPORTED_BY`, if this Python has
+        its packages.
 
     Raises
     ------
@@ -276,7 +277,8 @@ def start_project(folder: Path, example: str | None) -> list[Path]:
         If there is no such example, a file would be replaced, or the folder cannot be written.
     """
     if example is None:
-        example = next(name for name, packages in IMPORTED_BY.items() if all(map(find_spec, packages)))
+        names = [name for name in (folder.resolve().name, *IMPORTED_BY) if name in examples()]
+        example = next(name for name in names if all(map(find_spec, IMPORTED_BY.get(name, ()))))
     if example not in examples():
         raise BadInputError(f"no example {example!r}", f"choose one of: {', '.join(examples())}")
     contents = {entry.name: entry.read_bytes() for entry in (EXAMPLES / example).iterdir() if entry.is_file()}

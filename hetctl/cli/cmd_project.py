@@ -15,7 +15,9 @@ from hetctl.cli.output import json_option, show
 @click.command("init")
 @click.argument("folder", type=click.Path(path_type=Path), default=".")
 @click.option(
-    "--example", metavar="NAME", help="Copy this example.  [default: one that trains with what is installed]"
+    "--example",
+    metavar="NAME",
+    help="Copy this example.  [default: that of FOLDER's name, or one that trains with what is installed]",
 )
 def init_command(folder: Path, example: str | None) -> None:
     """Create a project in FOLDER, by default this one, from an example.

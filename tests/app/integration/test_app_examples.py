@@ -52,3 +52,8 @@ def test_init_takes_an_example_that_trains_with_what_is_installed(missing, file,
     paths = start_project(tmp_path / "it", None)
     assert file in [path.name for path in paths]
     assert ("torch" in (tmp_path / "it" / file).read_text()) == (missing == ["keras"])
+
+
+def test_init_takes_the_example_after_which_the_folder_is_named(tmp_path):
+    start_project(tmp_path / "digits-pytorch", None)
+    assert "import torch" in (tmp_path / "digits-pytorch" / "digits.py").read_text()
