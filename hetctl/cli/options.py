@@ -311,9 +311,9 @@ def plan_request(
     machine = site_of(project, members, site, account=account, job_options=job_options, launch=launch)
     given = {name: value for name, value in options.items() if value is not None}
     refuse_conflicts(members.name, *(f"--{name.replace('_', '-')}" for name in given), mode=mode)
-    sized = sizing(project, members, machine, gpus, time, queue, budget or Budget())
     shared = sharing or (NONE if mode == HOPPER else CACHED)
     chosen = with_defaults(given, members, machine, planner, shared, mode)
+    sized = sizing(project, members, machine, gpus, time, queue, budget or Budget(), shared, chosen)
     return PlanRequest(members, machine, sized.size, planner, chosen, explain, shared, mode), sized
 
 

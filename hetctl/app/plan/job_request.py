@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from hetctl.app.profile.catalog_profiles import member_profiles
 from hetctl.app.project import Project
@@ -14,8 +15,11 @@ from hetctl.model.run import Budget
 from hetctl.model.site import Cluster, Site
 from hetctl.model.values import dataclass
 from hetctl.model.workload import Workload
+from hetctl.perf.sharing import GpuTerms
 from hetctl.perf.workloads import active_workloads
+from hetctl.scheduling.fusing import fused_shape
 from hetctl.scheduling.job_size import QueueBin, best_of, bins_of, grace_of, job_sizes
+from hetctl.scheduling.planners.base import Options, options_from
 from hetctl.scheduling.planners.heterogeneous import most_for_one
 
 DEFAULT_WALL_S = 2 * 3600
@@ -91,6 +95,8 @@ def sizing(
     wall_s: int | None,
     queue_name: str | None,
     budget: Budget,
+    sharing: str,
+    options: Mapping[str, Any],
 ) -> JobSizeChoice:
     """Choose the size by the profile; without a profile, the whole site for at most two hours.
 
@@ -98,6 +104,8 @@ def sizing(
     ----------
     gpus, wall_s, queue_name : int or str or None
         User's values; None leaves one to the job planner.
+    options : mapping of str to Any
+        Options of the planner, which tell who shares a GPU or trains fused.
 
     Raises
     ------
@@ -108,7 +116,7 @@ def sizing(
     """
     # The plan refuses members that would mix types.
     refuse_wide_members(ensemble.members, Cluster.at(site, gpus or site.gpus), mix_types=True)
-    members = _members(project, ensemble, site)
+    members = _members(project, ensemble, site, sharing, options_from(options))
     if not members or (gpus and wall_s):
         return JobSizeChoice(job_size(site, gpus, wall_s, queue_name))
     bins = _bins(site, queue_name)
@@ -123,7 +131,9 @@ def sizing(
     return JobSizeChoice(chosen.size, chosen, tuple(found))
 
 
-def _members(project: Project, ensemble: Ensemble, site: Site) -> Sequence[Workload]:
+def _members(
+    project: Project, ensemble: Ensemble, site: Site, sharing: str, options: Options
+) -> Sequence[Workload]:
     """Return the members as workloads; nothing if a rate of one is unknown."""
     if not project.home.catalog.exists():
         return ()
@@ -134,7 +144,11 @@ def _members(project: Project, ensemble: Ensemble, site: Site) -> Sequence[Workl
         return ()
     known = {profile.member: profile for profile in found}
     installed = ensemble.as_installed(site.other_python, one_gpu=site.has_mig)
-    return active_workloads(installed, known, {}, site.gpus)
+    return active_workloads(
+        *(installed, known, {}, site.gpus),
+        terms=GpuTerms.at(site, options.max_per_gpu),
+        fuses=lambda member: fused_shape(member, ensemble, site.launch, sharing, options),
+    )
 
 
 def _as_searched(

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from workbench import ENSEMBLE, greedy_slurm, new_project
+from workbench import ENSEMBLE, RATES, greedy_slurm, new_project
 
 from hetctl.app.plan import planning
 from hetctl.catalog.catalog import Catalog
@@ -117,6 +117,11 @@ def test_all_commands_foresee_members_that_train_fused(tmp_path, monkeypatch):
     file.write_text(file.read_text().replace("fuse: off", "fuse: auto"))
     seconds = [project.here(*simulated, *option).json["makespan_s"] for option in (("--no-fuse",), ())]
     assert seconds == pytest.approx([12.0, 4.0])
+    # The time of a job, too.
+    (project.path / "slow.csv").write_text(RATES.replace(",100,", ",0.1,"))
+    assert project.here("profile", "import", "slow.csv", "--site", "slurm").code == 0
+    for option, time in (("--no-fuse", "5:05"), ("--fuse", "1:45")):
+        assert f"for {time} h in queue" in project.here("plan", *size[:2], "--gpus", "1", option).stdout
 
 
 @pytest.fixture
