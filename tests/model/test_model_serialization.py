@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import types
 import typing
 from collections.abc import Sequence
 
@@ -48,8 +49,10 @@ def values_of(kind):
         return st.sampled_from(JobState)
     if kind is typing.Any:
         return plain_values
-    if type(None) in arguments:
-        return st.none() | values_of(arguments[0])
+    if kind is type(None):
+        return st.none()
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of(*map(values_of, arguments))
     if origin is tuple and arguments[-1] is not Ellipsis:
         return st.tuples(*map(values_of, arguments))
     if origin in (tuple, Sequence):
