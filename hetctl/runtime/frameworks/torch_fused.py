@@ -47,6 +47,8 @@ One more warms up. Between two ways to stack the least decide, as forming stacks
 """
 TRIAL_SAMPLES = 16
 """Samples of a batch by which gradients are compared: with all, it would take as long as two steps."""
+STEADY_STEPS = 100, 1000
+"""Numbers of steps of all members, after those that decide, by which their rate is measured."""
 CLEAR_GAIN = 1.3
 """Gain in each of the least pairs that other work on the machine does not feign."""
 MOST_ROWS = 1.25
@@ -563,6 +565,11 @@ class Widths:
             first = self.known.setdefault(pair[0], 1 / statistics.median(times[0][1:]))
             self.known[pair[1]] = first * gain
 
+    def scale(self, width: int, rate: float) -> None:
+        """Take another rate of a width for the right one; that of the others follows by the gains."""
+        factor = rate / self.known[width]
+        self.known = {other: factor * known for other, known in self.known.items()}
+
     def _pair(self, members: int) -> tuple[int, int]:
         """Return the best width so far and the one to compare it with; the best one twice at the end."""
         best, width = 1, (most := 2 ** (members - 1).bit_length())
@@ -611,6 +618,8 @@ class TorchFusedSteps(FusedSteps):
         super().__init__(known)
         self._widths: Widths | None = None
         self._trial: tuple[int, int, float] | None = None
+        self._stepped: tuple[int, float] | None = None
+        self._times: tuple[int, list[float]] = 0, []
         self._stacks: list[Stack] = []
         self._arranged: tuple[int, list[Slice]] = 0, []
         self._tried: dict[str, Slice] = {}
@@ -635,6 +644,7 @@ class TorchFusedSteps(FusedSteps):
         is_step = is_step and len({work.form for work in works.values()}) == 1
         trial, self._trial = self._trial, None
         if not is_step:
+            self._stepped = None
             self._arrange(fused, max([1, *(len(stack.slices) for stack in self._stacks)]))
             return self._results(works, fused)
         work = next(iter(fused.values()))
@@ -643,7 +653,7 @@ class TorchFusedSteps(FusedSteps):
             # From step to step: what members do between them takes as long at any width.
             widths.note(trial[0], members, _time() - trial[2])
         best = widths.best(members)
-        if best and trial:
+        if best and (self._has_steady_rate(widths, best, members) or trial):
             rates = sorted(widths.known.items())
             self.measured = {width: rate * len(work.x) for width, rate in rates}
             listed = ", ".join(f"{width}: {rate:.0f}" for width, rate in rates)
@@ -659,6 +669,25 @@ class TorchFusedSteps(FusedSteps):
         if best == 1:
             self.refused.update(dict.fromkeys(list(fused)[1:], NO_GAIN))
         return results
+
+    def _has_steady_rate(self, widths: Widths, width: int, members: int) -> bool:
+        """Time a step of the most members so far; after some, once, note how fast they are, and return true.
+
+        The first steps of a process, which decide, are slower than all later ones.
+        """
+        most, times = self._times
+        if members > most:
+            self._times = members, (times := [])
+        if members < most or len(times) == STEADY_STEPS[-1]:
+            return False
+        before, self._stepped = self._stepped, (members, _time())
+        if before is None or before[0] != members:
+            return False
+        times.append(self._stepped[1] - before[1])
+        if len(times) not in STEADY_STEPS:
+            return False
+        widths.scale(width, members / statistics.mean(times))
+        return True
 
     def _results(self, works: Mapping[str, Work], fused: Mapping[str, Work]) -> dict[str, Any]:
         """Return the results of all works, of those that may be together, as they are now stacked."""

@@ -373,6 +373,20 @@ def test_members_of_a_program_known_to_gain_nothing_take_no_trial_step(monkeypat
     assert found[2] == finished(epochs_of(built({}, 2, FRAMEWORK.build), 2))
 
 
+def test_rates_are_those_of_steps_after_the_first_ones_but_gains_stay(monkeypatch):
+    """Each step takes half a second here; the trial had them a hundred times as fast."""
+    seconds = itertools.count(step=0.5)
+    monkeypatch.setattr(torch_fused, "_time", lambda: next(seconds))
+    monkeypatch.setattr(torch_fused, "STEADY_STEPS", (3,))
+    networks = {n: built({}, n, FRAMEWORK.build_fused) for n in range(2)}
+    steps = FRAMEWORK.fused_steps()
+    steps._widths = Widths()
+    steps._widths.known = {1: 100.0, 2: 400.0}
+    together({n: epochs_of(networks[n], n, last=2) for n in networks}, networks, steps)
+    assert steps._widths.known == pytest.approx({1: 1.0, 2: 4.0})
+    assert steps.measured == pytest.approx({1: BATCH, 2: 4 * BATCH})
+
+
 def test_no_width_is_tried_below_one_that_is_slower():
     widths, seconds = Widths(), {1: 1.0, 16: 0.3, 8: 0.4}
     tried(widths, lambda width, _n: seconds[width])
