@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fused_bench import BATCH, assignment
+from fused_bench import BATCH, SHORT, assignment
 from stage_memory_bench import in_a_process
 from tables import Figure, Table
 
@@ -115,7 +115,7 @@ class Slot:
 
     def _assignment(self, trial: Trial) -> Assignment:
         stop = StopRule(patience=999, max_epochs=trial.epochs)
-        config = {"units": UNITS, **trial.config}
+        config = {"units": UNITS, "steps": SHORT["steps"], **trial.config}
         member = Member(f"m{trial.number}", config, BATCH, trial.number, stop)
         return assignment(str(self.folder), member, fused=self.fused, seat=1)
 
