@@ -513,8 +513,10 @@ class FusedNetwork(TorchNetwork):
         rows = self._member.largest_train_batch(self._group.size)
         return TrainingData(batches, rows, on_batch=partial(self._on_batch, batches))
 
-    def tensors(self, works: Sequence[Work]) -> tuple[Any, ...]:
-        """Return inputs and targets of works of one form, stacked on the device."""
+    def tensors(self, works: Work | Sequence[Work]) -> tuple[Any, ...]:
+        """Return inputs and targets of a work on the device, or of works of one form, stacked."""
+        if isinstance(works, Work):
+            return self._tensors([works.x, works.y])
         return self._tensors([np.stack([work.x for work in works]), np.stack([work.y for work in works])])
 
     def _state(self) -> dict[str, Any]:
@@ -870,7 +872,7 @@ def _alone(work: Work) -> Any:
     """Return the result, or the error, of a member's work for itself."""
     own = work.network.slice
     try:
-        x, y = (tree_map(lambda leaf: leaf[0], given) for given in work.network.tensors([work]))
+        x, y = work.network.tensors(work)
         if work.scores is None:
             return own.step(x, y)
         with torch.no_grad(), own.own_random():
