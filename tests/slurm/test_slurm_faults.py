@@ -83,6 +83,9 @@ class Run:
     def started(self):
         return [event for event in self.project.driver_events(RUN) if event.kind == "task_started"]
 
+    def ranks_started(self):
+        return [event for event in events_in(self.project.home.run(RUN)) if event.kind == "started"]
+
     def has_begun(self, job):
         """Whether the driver of a job, counted from 0, has begun."""
         events = self.project.driver_events(RUN)
@@ -216,12 +219,14 @@ def test_a_lost_job_that_wakes_beside_its_requeued_self_ends(run):
 
 def test_a_node_that_dies_under_the_script_ends_the_job_and_another_takes_its_own_ranks_alone(run):
     """Slurm lets the job of `--no-kill` hold its other nodes: an agent there cancels it."""
-    run.train_for(0.6)
+    run.train_for(1.0)
     run.submit()
     first, *_ = nodes_of(run.cluster, run.in_training())
     run.cluster.crash_node(first)
     try:
-        wait_for(lambda: run.project.is_over() or len(run.started()) == 2 * len(MEMBERS), seconds=TRAINED_S)
+        # A node that dies before its agent has connected counts as lost only after `join`.
+        ranks = 2 * len(MEMBERS)
+        wait_for(lambda: run.project.is_over() or len(run.ranks_started()) == ranks, seconds=TRAINED_S)
         lost = nodes_of(run.cluster, run.jobs()[-1].batch_id)[-1]
         on_it = {e.data["member"] for e in run.started()[len(MEMBERS) :] if lost in nodes_in(e)}
         run.cluster.crash_node(lost)
