@@ -75,15 +75,21 @@ def test_another_user_of_the_group_writes_the_catalog_under_the_lock(project):
     code = f"""
         import os
         from hetctl.app.project import Project
-        import hetctl.catalog.catalog, hetctl.inputs.site_file
+
+        def write(run):
+            project = Project.here()
+            project.site("lab")
+            with project.writing():
+                project.home.run(run).create()
+
+        # Load all modules first: the other user may not be able to read this Python.
+        write("q")
         os.umask(0o077), os.setgroups([]), os.setgid({GROUP}), os.setuid({OTHER})
-        project = Project.here()
-        project.site("lab")
-        with project.writing():
-            project.home.run("r").create()
+        write("r")
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "HOME": str(project.path)},
         cwd=project.path,
         capture_output=True,
         text=True,
