@@ -27,7 +27,8 @@ functions: {{input_fn: nets:input_fn, model_fn: nets:model_fn}}
 stop: {{metric: val_accuracy, mode: max, patience: 50, max_epochs: {EPOCHS}}}
 members:
 """ + "".join(
-    f"  - {{name: {name}, max_gpus: 2, config: {{epochs: {EPOCHS}, epoch_s: 0.5}}}}\n" for name in MEMBERS
+    f"  - {{name: {name}, max_gpus: 2, config: {{epochs: {EPOCHS}, epoch_s: 0.2, held_after: 2, until: GATE}}}}\n"
+    for name in MEMBERS
 )
 SITE = """\
 python: {python}
@@ -61,7 +62,7 @@ exec {real} "$@"
 
 
 def test_a_chain_of_five_is_queued_from_the_login_node_without_gres_and_mem(slurm_cluster, tmp_path):
-    refused, shims = tmp_path / "refused", tmp_path / "bin"
+    refused, shims, gate = tmp_path / "refused", tmp_path / "bin", tmp_path / "gate"
     shims.mkdir()
     for name, before in {"sbatch": SBATCH, "srun": ""}.items():
         text = (before + REFUSING).format(refused=refused, name=name, real=shutil.which(name))
@@ -74,7 +75,8 @@ def test_a_chain_of_five_is_queued_from_the_login_node_without_gres_and_mem(slur
     (tmp_path / "project/site-configs/two.yaml").write_text(QUEUES)
     lab["HETCTL_SITE"] = "two"
     path = {"PATH": f"{shims}:{os.environ['PATH']}"}
-    project = new_project(tmp_path / "project", ENSEMBLE, environment=lab | path)
+    ensemble = ENSEMBLE.replace("GATE", str(gate))
+    project = new_project(tmp_path / "project", ensemble, environment=lab | path)
     with tarfile.open(project.path / "environment.tar", "w") as archive:
         archive.add(python, "bin/python")
     ask = project.here("submit", "--dry-run", "--gpus", "4", "--time", "10m", "--job-option", "comment=hi")
@@ -104,6 +106,7 @@ def test_a_chain_of_five_is_queued_from_the_login_node_without_gres_and_mem(slur
     # The first job is told to end, and the second one trains what it finds left.
     wait_for(lambda: project.epochs(RUN).keys() == set(MEMBERS), seconds=120)
     slurm_cluster.run("scancel", "--batch", "--signal=TERM", ids[0])
+    gate.touch()
     wait_for(project.is_over, seconds=120)
     assert project.epochs(RUN) == {name: list(range(1, EPOCHS + 1)) for name in MEMBERS}
     assert problems(events_in(project.home.run(RUN)), epochs=dict.fromkeys(MEMBERS, EPOCHS)) == []
