@@ -41,6 +41,9 @@ class EventList(list):
     def write(self, kind, **data):
         self.append((kind, data))
 
+    def write_all(self, *events):
+        self.extend(events)
+
 
 def train_part(number, folder, framework, functions, member, gpus, batches, kill=None):
     """Train as a rank of a group; write the results of the epochs as this rank has them.

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from hetctl.storage.patience import NO_RETRY, Patience
 
 HEAD = b'{"kind": '
 """Beginning of every line of an event file."""
+Fields = tuple[str, Mapping[str, Any]]
+"""Kind and data of an event to write."""
 
 
 class EventWriter:
@@ -60,15 +62,24 @@ class EventWriter:
         self._lock = threading.Lock()
 
     def write(self, kind: str, **data: Any) -> None:
-        """Append one event on a new line, even if the file ends with an incomplete line.
+        """Append one event, as `write_all` does."""
+        self.write_all((kind, data))
+
+    def write_all(self, *events: Fields) -> None:
+        """Append events, each on a new line, even if the file ends with an incomplete line.
+
+        They take the disk as long as one. A crash may leave the first ones alone.
 
         Raises
         ------
         OSError
             If the disk is full (nothing is then written), or does not answer for longer than `patience`.
         """
-        event = {"kind": kind, "time": time.time(), **self._common, **data}
-        append = _Append(self.path, (json.dumps(event, allow_nan=False) + "\n").encode())
+        if not events:
+            return
+        common = {"time": time.time(), **self._common}
+        lines = (json.dumps({"kind": kind, **common, **data}, allow_nan=False) for kind, data in events)
+        append = _Append(self.path, "".join(f"{line}\n" for line in lines).encode())
         if self._queue:
             self._queue.add(append, self._on_written)
             return
@@ -77,20 +88,20 @@ class EventWriter:
 
 
 class _Append:
-    """Append of a line to a file; each call after an error completes what the earlier ones began.
+    """Append of lines to a file; each call after an error completes what the earlier ones began.
 
-    After an error of write(2) or fsync(2) the line may be in the file and on the disk, or not. It is written
-    again, because the kernel forgets pages that it could not write: another fsync(2) would succeed without
-    them. It goes to the same place, so that the file has it once.
+    After an error of write(2) or fsync(2) the lines may be in the file and on the disk, or not. They are
+    written again, because the kernel forgets pages that it could not write: another fsync(2) would succeed
+    without them. They go to the same place, so that the file has them once.
     """
 
-    def __init__(self, path: Path, line: bytes) -> None:
-        self._path, self._line = path, line
+    def __init__(self, path: Path, lines: bytes) -> None:
+        self._path, self._lines = path, lines
         self._start: int | None = None
-        """Length of the file before the first attempt; the line can only be behind it."""
+        """Length of the file before the first attempt; the lines can only be behind it."""
 
     def __call__(self) -> int:
-        """Write the line to the disk; return the new length of the file in bytes."""
+        """Write the lines to the disk; return the new length of the file in bytes."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             if os.fstat(descriptor).st_uid == os.geteuid():
@@ -101,7 +112,7 @@ class _Append:
             else:
                 # pwrite(2) would append in spite of its offset.
                 fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
-                os.pwrite(descriptor, self._line, place)
+                os.pwrite(descriptor, self._lines, place)
             # An epoch that was reported counts as trained, whatever happens to the node afterwards.
             os.fsync(descriptor)
             if not self._start:
@@ -111,20 +122,20 @@ class _Append:
             os.close(descriptor)
 
     def _found(self, descriptor: int) -> int | None:
-        """Return the place of the line in the file; None if it is not there."""
+        """Return the place of the lines in the file; None if they are not there."""
         length = os.fstat(descriptor).st_size
         if self._start is None:
             self._start = length
             return None
-        place = os.pread(descriptor, max(0, length - self._start), self._start).find(self._line)
+        place = os.pread(descriptor, max(0, length - self._start), self._start).find(self._lines)
         return None if place < 0 else self._start + place
 
     def _append(self, descriptor: int) -> None:
-        line = b"\n" + self._line if _ends_incomplete(descriptor) else self._line
+        lines = b"\n" + self._lines if _ends_incomplete(descriptor) else self._lines
         # One write(2) with O_APPEND: lines of threads and processes that write at once do not mix.
-        written = os.write(descriptor, line)
-        if written < len(line):
-            # Remove the partial line, or the next event would be appended to it.
+        written = os.write(descriptor, lines)
+        if written < len(lines):
+            # Remove what is partial, or the next event would be appended to it.
             os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 

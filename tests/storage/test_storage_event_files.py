@@ -124,8 +124,10 @@ def test_the_file_length_is_reported_after_the_event_is_on_disk(tmp_path):
     writer = EventWriter(tmp_path, "m", on_written=hear)
     writer.write("a")
     first = path.stat().st_size
-    writer.write("b")
-    assert told == [(first, ["a"]), (path.stat().st_size, ["a", "b"])]
+    writer.write_all(("b", {}), ("told", {"number": 7}))
+    writer.write_all()
+    assert told == [(first, ["a"]), (path.stat().st_size, ["a", "b", "told"])]
+    assert [event.data for event in read_events(path)] == [{}, {}, {"number": 7}]
 
 
 def test_half_an_event_is_taken_back(tmp_path, monkeypatch):
@@ -133,9 +135,10 @@ def test_half_an_event_is_taken_back(tmp_path, monkeypatch):
     writer = EventWriter(tmp_path, "a", on_written=told.append)
     writer.write("first")
     whole = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, line: whole(descriptor, line[:9]))
+    # The whole second event, and none of the third.
+    monkeypatch.setattr(os, "write", lambda descriptor, lines: whole(descriptor, lines[:-30]))
     with pytest.raises(OSError, match="No space left"):
-        writer.write("second")
+        writer.write_all(("second", {}), ("third", {}))
     monkeypatch.undo()
     assert told == [writer.path.stat().st_size]
     writer.write("third")

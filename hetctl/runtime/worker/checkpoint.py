@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
-from functools import wraps
+from functools import lru_cache, wraps
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, ParamSpec, TypeVar
@@ -446,7 +446,7 @@ class CheckpointFolder:
     def _manifest(self, name: str) -> Manifest | None:
         """Return the manifest of a checkpoint; None if it is damaged, or there is none."""
         try:
-            return parse(Manifest, (self.path / f"{name}.json").read_text(encoding="utf-8"))
+            return _parsed((self.path / f"{name}.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return None
 
@@ -579,6 +579,12 @@ class CheckpointFolder:
             name = entry.partition(".")[0]
             if entry.endswith(UNFINISHED) and name not in kept and name < min(kept[:NEWEST], default=""):
                 (self.path / entry).unlink(missing_ok=True)
+
+
+@lru_cache(maxsize=32)
+def _parsed(text: str) -> Manifest:
+    # That of the best epoch is read with each checkpoint; to parse it takes ten times as long.
+    return parse(Manifest, text)
 
 
 class _Archive:

@@ -27,7 +27,7 @@ from hetctl.runtime.worker.group import (
     join_group,
 )
 from hetctl.runtime.worker.user_functions import UserFunctions, load_functions
-from hetctl.storage.event_files import EventWriter
+from hetctl.storage.event_files import EventWriter, Fields
 from hetctl.storage.lease import LeaseMark
 from hetctl.storage.patience import Patience
 
@@ -81,6 +81,9 @@ class SilentWriter:
 
     def write(self, kind: str, **data: Any) -> None:
         """Discard an event."""
+
+    def write_all(self, *events: Fields) -> None:
+        """Discard events."""
 
 
 class WorkerContext:

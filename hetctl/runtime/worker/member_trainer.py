@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import field, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from hetctl.runtime.worker.checkpoint import (
 )
 from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.runtime.worker.hardware import Busy, peak_memory
-from hetctl.storage.event_files import EventWriter
+from hetctl.storage.event_files import EventWriter, Fields
 
 Note = Callable[[int, int, Any], None]
 
@@ -267,7 +267,7 @@ class MemberTrainer(ABC):
                 # The last process may have been killed before it reported it.
                 self._reported_best = None
                 self.checkpoints.look_for_best(self.state)
-                self._report_best()
+                self.events.write_all(*self._of_best())
             while not (reason := self._reason_to_stop_for_good()):
                 # Clocks and measured times differ: rank 0 decides, or some ranks would train on alone.
                 if not self.group.broadcast(self.stop.permits(self._epoch_seconds_left())):
@@ -296,8 +296,7 @@ class MemberTrainer(ABC):
 
     def _restore(self) -> None:
         loaded = self._load()
-        for name in loaded.invalid:
-            self._report_damaged(name)
+        self.events.write_all(*map(_damaged, loaded.invalid))
         if loaded.arrays is None:
             if self.has_saved():
                 raise lost_checkpoints_error(self.member.name, self.checkpoints.path, loaded.invalid)
@@ -364,18 +363,17 @@ class MemberTrainer(ABC):
     def _report_rate(self, rate: float, error: float) -> None:
         given = self.allocation, self.joined()
         timed = timed_rate(*given, self.member, self.gpu_type, rate, error, self.busy)
-        self.events.write("rate", **encode(timed))
+        self.events.write_all(("rate", encode(timed)), *self._of_preparation())
         if timed.beside:
             # From now on others may come and go.
             self.joined = lambda: True
-        self._report_preparation()
 
-    def _report_preparation(self) -> None:
-        """Report how fast a preprocessor is, once that is known and whenever it has changed."""
+    def _of_preparation(self) -> Iterator[Fields]:
+        """Yield how fast a preprocessor is, once that is known and whenever it has changed."""
         rate, before = self.training.preparation_rate, self._preparation_rate
         if rate is not None and (before is None or is_noteworthy(before, rate)):
             self._preparation_rate = rate
-            self.events.write("preprocess", **encode(PreprocessPoint(1, rate)))
+            yield "preprocess", encode(PreprocessPoint(1, rate))
 
     def _finish_epoch(self, number: int, rate: float | None, *, is_whole: bool) -> Steps:
         """Evaluate, save and report an epoch that this task has trained wholly or in part."""
@@ -408,15 +406,14 @@ class MemberTrainer(ABC):
         waits = {"data_s": self._data_s, "save_s": self._save_s}
         self._data_s = self._save_s = 0.0
 
-        def report_epoch() -> None:
-            self.events.write("epoch", **encode(result), evaluate_s=evaluate_s, **waits)
-            self._report_preparation()
+        def report_epoch(*before: Fields) -> None:
+            epoch = {**encode(result), "evaluate_s": evaluate_s, **waits}
+            self.events.write_all(*before, ("epoch", epoch), *self._of_preparation())
             self.show(result)
 
         def report(manifest: Manifest, seconds: float) -> None:
             """Report the epoch after its checkpoint, so that no epoch is trained twice."""
-            self._report_checkpoint(manifest, seconds)
-            report_epoch()
+            report_epoch(*self._of_checkpoint(manifest, seconds))
 
         self._clock.count(EPOCHS)
         ranked = self.member.stop.ranked(self.state.epochs)
@@ -448,28 +445,31 @@ class MemberTrainer(ABC):
         self._unsaved = False
 
     def _report_checkpoint(self, manifest: Manifest, seconds: float) -> None:
-        self._report_best()
-        self.events.write(
-            "checkpoint",
-            epoch=len(manifest.state.epochs),
-            part_samples=manifest.state.part_samples,
-            path=str(self.checkpoints.path / manifest.file),
-            bytes=manifest.bytes,
-            sha256=manifest.sha256,
-            duration_s=seconds,
-        )
+        self.events.write_all(*self._of_checkpoint(manifest, seconds))
 
-    def _report_best(self) -> None:
-        """Report the checkpoint of the best epoch, if it is another one than before."""
-        for name in self.checkpoints.take_damaged():
-            self._report_damaged(name)
+    def _of_checkpoint(self, manifest: Manifest, seconds: float) -> Iterator[Fields]:
+        yield from self._of_best()
+        written = {
+            "epoch": len(manifest.state.epochs),
+            "part_samples": manifest.state.part_samples,
+            "path": str(self.checkpoints.path / manifest.file),
+            "bytes": manifest.bytes,
+            "sha256": manifest.sha256,
+            "duration_s": seconds,
+        }
+        yield "checkpoint", written
+
+    def _of_best(self) -> Iterator[Fields]:
+        """Yield the checkpoint of the best epoch, if it is another one than before."""
+        yield from map(_damaged, self.checkpoints.take_damaged())
         if (best := self.checkpoints.best) != self._reported_best:
             self._reported_best = best
-            self.events.write("best_checkpoint", **encode(best))
+            yield "best_checkpoint", encode(best)
 
-    def _report_damaged(self, name: str) -> None:
-        self.events.write("checkpoint_invalid", name=name)
-        print(f"checkpoint {name} is damaged and is not used", flush=True)
+
+def _damaged(name: str) -> Fields:
+    print(f"checkpoint {name} is damaged and is not used", flush=True)
+    return "checkpoint_invalid", {"name": name}
 
 
 def timed_rate(

@@ -10,6 +10,7 @@ import chosen_algorithms
 import numpy as np
 import pytest
 from ranks import run_ranks
+from resumed_ranks import EventList
 from tiny_networks import ENSEMBLES, MODULES, functions_of, seed_all, train_on
 
 from hetctl.model.ensemble import Ensemble, Member, StopRule
@@ -30,10 +31,7 @@ pytestmark = pytest.mark.training
 STOP = StopRule(metric="val_accuracy", mode="max", patience=3, max_epochs=3)
 
 
-class Events(list):
-    def write(self, kind, **data):
-        self.append((kind, data))
-
+class Events(EventList):
     def kinds(self):
         return [kind for kind, _ in self]
 

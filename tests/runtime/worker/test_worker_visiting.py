@@ -45,7 +45,7 @@ from hetctl.runtime.data.sharing import node_folder
 from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
-from hetctl.runtime.worker.context import WorkerContext
+from hetctl.runtime.worker.context import SilentWriter, WorkerContext
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hop_resources import open_hops
 from hetctl.runtime.worker.member_trainer import StopSignal
@@ -395,15 +395,10 @@ def train(member, tasks, *, looks=10**9, epochs=1):
     member = replace(member, stop=replace(STOP, max_epochs=epochs))
     trainer = Trainer(
         member, network, loader, held_out, CheckpointFolder(tasks.checkpoints(member)), Group(),
-        Silent(), stop, Allocation("m", 1, "data-parallel", 640.0, ()), time.time(),
+        SilentWriter(), stop, Allocation("m", 1, "data-parallel", 640.0, ()), time.time(),
     )  # fmt: skip
     trainer.run()
     return trainer
-
-
-class Silent:
-    def write(self, kind, **data):
-        pass
 
 
 def test_members_change_between_modes_at_the_end_of_an_epoch(here):
