@@ -27,7 +27,8 @@ functions: {{input_fn: nets:input_fn, model_fn: nets:model_fn}}
 stop: {{metric: val_accuracy, mode: max, patience: 50, max_epochs: {EPOCHS}}}
 members:
 """ + "".join(
-    f"  - {{name: {name}, max_gpus: 2, config: {{epochs: {EPOCHS}, epoch_s: 0.2, held_after: 2, until: GATE}}}}\n"
+    f"  - {{name: {name}, max_gpus: 2,"
+    f" config: {{epochs: {EPOCHS}, epoch_s: 0.2, held_after: 2, until: GATE}}}}\n"
     for name in MEMBERS
 )
 SITE = """\
