@@ -7,18 +7,19 @@ as one is the idea of HFTA (Wang et al., MLSys 2021).
 
 from __future__ import annotations
 
-import copy
+import random
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import field, replace
+from dataclasses import field
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hetctl.model.ensemble import Member
@@ -94,13 +95,12 @@ def _adam(group: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"beta1": float(first), "beta2": float(second), **own}
 
 
-_ADAM = partial(
-    UpdateRule,
-    lambda _group: ("exp_avg", "exp_avg_sq"),
-    {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False},
-    options=_adam,
-    counts=True,
-)
+def _adam_rule(kernel: Callable[..., None], *, decoupled: bool) -> UpdateRule:
+    plain = dict.fromkeys(("amsgrad", "maximize", "capturable", "differentiable"), False)
+    fixed = {**plain, "decoupled_weight_decay": decoupled}
+    return UpdateRule(lambda _group: ("exp_avg", "exp_avg_sq"), fixed, kernel, _adam, counts=True)
+
+
 # The kernels of `fused=True`: a stack's optimizers would take longer than its gradients otherwise.
 RULES: Mapping[type, UpdateRule] = {
     torch.optim.SGD: UpdateRule(
@@ -110,8 +110,8 @@ RULES: Mapping[type, UpdateRule] = {
         _sgd,
         counts=False,
     ),
-    torch.optim.Adam: _ADAM(torch._fused_adam_),
-    torch.optim.AdamW: _ADAM(torch._fused_adamw_),
+    torch.optim.Adam: _adam_rule(torch._fused_adam_, decoupled=False),
+    torch.optim.AdamW: _adam_rule(torch._fused_adamw_, decoupled=True),
 }
 """Rules by class of optimizer."""
 
@@ -178,10 +178,10 @@ class Slice:
                 self.stack.count(self)
         return torch.as_tensor(loss.detach())
 
-    def twin(self) -> Slice:
-        """Return a copy for gradients alone, which shares nothing."""
-        model, loss = copy.deepcopy((self.parts.model, self.parts.loss))
-        return Slice(replace(self.parts, model=model, loss=loss), self.factor, dict(self.random))
+    def leave(self) -> None:
+        """Leave its stack, if it is in one."""
+        if self.stack:
+            self.stack.release(self)
 
     def unfit(self) -> str | None:
         """Return why it cannot be stacked with any other, or None."""
@@ -190,7 +190,9 @@ class Slice:
         if rule is None:
             return f"its optimizer is {type(optimizer).__name__}"
         options = [
-            group.get(name) != value for group in optimizer.param_groups for name, value in rule.fixed.items()
+            group.get(name, value) != value
+            for group in optimizer.param_groups
+            for name, value in rule.fixed.items()
         ]
         reasons = {
             "its optimizer has options beside rates, momenta and weight decay": any(options),
@@ -200,8 +202,11 @@ class Slice:
             "its gradients have hooks": any(
                 one._backward_hooks or one._post_accumulate_grad_hooks for one in trained
             ),
-            "its loss has parameters": isinstance(parts.loss, torch.nn.Module)
-            and any(parts.loss.parameters()),
+            "its optimizer's step has hooks": _is_changed(optimizer),
+            # Of stacked embeddings, `vmap` trains the padding, too.
+            "its embeddings have a padding_idx": any(
+                getattr(one, "padding_idx", None) is not None for one in parts.model.modules()
+            ),
             "it scales its loss": parts.loss_scale is not None,
             "its module is compiled": is_compiled(parts.model),
         }
@@ -221,6 +226,14 @@ class Slice:
                 [names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups
             ],
         }
+
+
+def _is_changed(optimizer: torch.optim.Optimizer) -> bool:
+    """Return true if a step does more than the optimizer's rule; the hooks of `TorchRate` are among it."""
+    hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    # Schedulers wrap the method only to see its calls.
+    step = vars(optimizer).get("step")
+    return max(map(len, hooks)) > 1 or not (step is None or hasattr(step, "_wrapped_by_lr_sched"))
 
 
 def _settings(module: torch.nn.Module) -> dict[str, Any]:
@@ -248,7 +261,7 @@ class Stack:
     def __init__(self, slices: Sequence[Slice], *, as_trial: bool = False) -> None:
         self.slices: list[Slice | None] = [*slices]
         first = slices[0]
-        self._model, self._loss = first.parts.model, first.parts.loss
+        self._model, self._has_one_loss = first.parts.model, _is_one_function(self._losses)
         self._rule = RULES[type(first.parts.optimizer)]
         trained = [[*one.trained.values()] for one in slices]
         self._shapes = [one.shape for one in trained[0]]
@@ -272,6 +285,7 @@ class Stack:
         """Put a slice into a free row."""
         row = self.slices.index(None)
         self.slices[row], self._dropouts[row] = member, dropouts_in(member.parts.model)
+        self._has_one_loss = _is_one_function(self._losses)
         for tensor, part in self._own(row, member):
             part.copy_(tensor.detach())
         self._hold(row, member)
@@ -286,13 +300,13 @@ class Stack:
 
     def _hold(self, row: int, member: Slice) -> None:
         """Make a slice's tensors views of its row."""
+        taken = [float(state.get("step", 0.0)) for state in member.parts.optimizer.state.values()]
+        self._steps[row] = max(taken, default=0.0)
+        # Now, and not in the first step, whose time may count. Only this needs memory: it may fail.
+        self._updates[row] = self._updates_of(row, member.parts.optimizer)
         member.stack = self
         for tensor, part in self._own(row, member):
             tensor.data, tensor.grad = part, None
-        # Now, and not in the first step, whose time may count.
-        self._updates[row] = self._updates_of(row, member.parts.optimizer)
-        taken = [float(state.get("step", 0.0)) for state in member.parts.optimizer.state.values()]
-        self._steps[row] = max(taken, default=0.0)
 
     def _own(self, row: int, member: Slice) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield a slice's tensors, each with its part of a row."""
@@ -330,8 +344,7 @@ class Stack:
         """Return the scores of each slice, computed together where ``vmap`` can."""
         found: list[list[Any]] = [[] for _ in outputs]
         for name, first in scores[0].items():
-            # Of the loss, a trial step has told that it is that of all.
-            if name == "loss" or _is_one_function([of_one[name] for of_one in scores]):
+            if self._has_one_loss if name == "loss" else _is_one_function([one[name] for one in scores]):
                 with suppress(Exception):
                     values = losses_of(first, stacked, y)
                     for of_one, value in zip(found, values.unbind(), strict=True):
@@ -370,8 +383,13 @@ class Stack:
         if not self._model.training:
             self._model.train()
         outputs = self._called([*values, *constants], x, self._drawn(rows, x))
-        losses = losses_of(self._loss, outputs, y)
+        own = [self._in(row).parts.loss for row in rows]
+        losses = losses_of(own[0], outputs, y) if self._has_one_loss else _each_loss(own, outputs, y)
         return losses.detach(), torch.autograd.grad(losses.sum(), values)
+
+    @property
+    def _losses(self) -> list[Score]:
+        return [one.parts.loss for one in self.slices if one]
 
     def _in(self, row: int) -> Slice:
         member = self.slices[row]
@@ -444,9 +462,25 @@ class Stack:
 
 
 def _is_one_function(functions: Sequence[Any]) -> bool:
-    """Return true for functions of one text, without values of their own."""
-    texts = {getattr(one, "__code__", None) for one in functions}
-    return None not in texts and len(texts) == 1 and all(one.__closure__ is None for one in functions)
+    """Return true for one function, functions of one text without values of their own, or equal losses."""
+    first, *others = functions
+    text = _text_of(first)
+    return all(one is first or text == _text_of(one) is not None for one in others)
+
+
+def _text_of(function: Any) -> Any:
+    """Return all on which a function's results depend beside its arguments; None if that is not known."""
+    if type(function).__module__ == torch.nn.MSELoss.__module__:
+        return type(function), _settings(function), [one.tolist() for one in function.buffers()]
+    values = ("__closure__", "__defaults__", "__kwdefaults__", "__self__")
+    has_none = all(getattr(function, name, None) is None for name in values)
+    return getattr(function, "__code__", None) if has_none else None
+
+
+def _each_loss(losses: Sequence[Score], outputs: Any, y: torch.Tensor) -> torch.Tensor:
+    """Return the losses of slices that have a function each."""
+    own = (tree_map(lambda leaf, n=n: leaf[n], outputs) for n in range(len(losses)))
+    return torch.stack([loss(*given) for loss, given in zip(losses, zip(own, y, strict=True), strict=True)])
 
 
 @dataclass(eq=False)
@@ -706,8 +740,7 @@ class TorchFusedSteps(FusedSteps):
 
     def leave(self, name: str, network: FusedNetwork) -> None:
         """Let a member go: its tensors become its own again."""
-        if stack := network.slice.stack:
-            stack.release(network.slice)
+        network.slice.leave()
         self._tried.pop(name, None)
         self.refused.pop(name, None)
 
@@ -730,16 +763,19 @@ class TorchFusedSteps(FusedSteps):
         slices = [work.network.slice for work in fused.values()]
         if (width, slices) == self._arranged:
             return
-        self._arranged = width, slices
         parts = parts_of(len(slices), (1,) * -(-len(slices) // width)) if slices else ()
-        if self._are_in_place(slices, parts, width):
-            return
-        for stack in self._stacks:
-            for one in filter(None, stack.slices):
-                stack.release(one)
         left = iter(slices)
         groups = [[next(left) for _ in range(part)] for part in parts]
-        self._stacks = [Stack(group) for group in groups if len(group) > 1]
+        try:
+            if not self._are_in_place(slices, parts, width):
+                self._dissolve()
+                self._stacks = [Stack(group) for group in groups if len(group) > 1]
+        except Exception as error:
+            # There is no memory for it.
+            self.refused.update(dict.fromkeys(fused, _in_short(error)))
+            self._dissolve()
+        else:
+            self._arranged = width, slices
 
     def _are_in_place(self, slices: Sequence[Slice], parts: Sequence[int], width: int) -> bool:
         """Put new slices into rows that others have left; return false if other stacks have to be formed."""
@@ -756,7 +792,9 @@ class TorchFusedSteps(FusedSteps):
         return True
 
     def _dissolve(self) -> None:
-        self._arrange({}, 1)
+        for one in self._tried.values():
+            one.leave()
+        self._stacks, self._arranged = [], (0, [])
 
     def _computed(self, fused: Mapping[str, Work]) -> dict[str, Any]:
         """Return the results of works of stacked slices, as far as they can be computed together."""
@@ -808,21 +846,18 @@ def _different_results(like: Slice, works: Mapping[str, Work]) -> dict[str, str]
     # The other one gets some batch. Twice in a stack, a slice would draw other random numbers.
     others = [] if like in own else [like]
     slices = [*others, *own]
-    random = [one.random for one in slices]
     try:
         stack = Stack(slices, as_trial=True)
         x, y = given[0].network.tensors([*given[: len(others)], *given])
         x, y = tree_map(lambda leaf: leaf[:, :TRIAL_SAMPLES], (x, y))
-        losses, gradients = stack.gradients(range(len(slices)), *stack.all_rows(), x, y)
+        with _without_effect(slices):
+            losses, gradients = stack.gradients(range(len(slices)), *stack.all_rows(), x, y)
     except Exception as error:
         # Whatever vmap or a copy cannot do: alone, the member may well train. Which one is it?
         if len(works) == 1:
             return dict.fromkeys(works, _in_short(error))
         alone = ({name: work} for name, work in works.items())
         return {name: why for one in alone for name, why in _different_results(like, one).items()}
-    finally:
-        for one, state in zip(slices, random, strict=True):
-            one.random = state
     reasons = {}
     for row, (name, work) in enumerate(works.items(), start=len(others)):
         stacked = [losses[row], *(each[row] for each in gradients)]
@@ -838,27 +873,58 @@ def _different_alone(
     work: Work, batch: tuple[Any, torch.Tensor], stacked: list[torch.Tensor], constants: list[torch.Tensor]
 ) -> str | None:
     """Compare loss, gradients and buffers of a stack with those of a member alone."""
-    own = work.network.slice
-    alone = own.twin()
-    parameters = dict(alone.parts.model.named_parameters())
+    own, (x, y) = work.network.slice, batch
+    held = {name: one.detach().clone() for name, one in own.constants.items()}
     try:
-        with alone.own_random():
-            loss = alone.parts.loss(alone.parts.model.train()(batch[0]), batch[1])
-            expected = [loss.detach(), *torch.autograd.grad(loss, [parameters[name] for name in own.trained])]
+        with _without_effect([own]), own.own_random():
+            before = _beside_tensors(own)
+            outputs = functional_call(own.parts.model.train(), held, (x,))
+            has_own = own.parts.loss(tree_map(torch.detach, outputs), y).requires_grad
+            loss = own.parts.loss(outputs, y)
+            after = _beside_tensors(own)
+            expected = [loss.detach(), *torch.autograd.grad(loss, [*own.trained.values()])]
+        most = TOLERANCES.get(expected[0].dtype, 0.1)
+        pairs = zip([*stacked, *constants], [*expected, *held.values()], strict=True)
+        # Of a bias before a batch norm, the gradient is nothing but rounding.
+        least = LEAST_NORM * max(each.norm() for each in expected)
+        # NaN is no difference: a member that diverges does so alone, too.
+        differ = any(
+            (one - other).norm() > most * (other.norm() + least)
+            for one, other in pairs
+            if other.is_floating_point()
+        )
     except Exception as error:
         return _in_short(error)
-    most = TOLERANCES.get(expected[0].dtype, 0.1)
-    pairs = zip([*stacked, *constants], [*expected, *alone.constants.values()], strict=True)
-    # Of a bias before a batch norm, the gradient is nothing but rounding.
-    least = LEAST_NORM * max(each.norm() for each in expected)
-    # NaN is no difference: a member that diverges does so alone, too.
-    if any(
-        (one - other).norm() > most * (other.norm() + least)
-        for one, other in pairs
-        if other.is_floating_point()
-    ):
-        return "its results would differ from those alone"
-    return None
+    reasons = {
+        "its loss has parameters, or uses those of its module": has_own,
+        "its module changes its attributes, or draws random numbers of Python or NumPy": before != after,
+        "its results would differ from those alone": differ,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _beside_tensors(member: Slice) -> Any:
+    """Return what a step may change beside tensors: attributes of the module, and global generators."""
+    of_numpy = [np.asarray(part).tolist() for part in np.random.get_state()]
+    return member.program["modules"], random.getstate(), of_numpy
+
+
+@contextmanager
+def _without_effect(slices: Sequence[Slice]) -> Iterator[None]:
+    """Undo what steps of slices change beside tensors."""
+    states, of_python, of_numpy = [one.random for one in slices], random.getstate(), np.random.get_state()
+    modules = [module for one in slices for module in one.parts.model.modules()]
+    kept = [(vars(module), dict(vars(module))) for module in modules]
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+        for one, state in zip(slices, states, strict=True):
+            one.random = state
+        for now, before in kept:
+            now.clear()
+            now.update(before)
 
 
 def _no_memory() -> str | None:

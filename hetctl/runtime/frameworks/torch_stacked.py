@@ -125,7 +125,12 @@ class Part:
         for (holder, key, _), tensor in zip(self.places, own, strict=True):
             holder[key] = tensor
         try:
-            return self.module(x)
+            y = self.module(x)
+            if any(
+                holder[key] is not tensor for (holder, key, _), tensor in zip(self.places, own, strict=True)
+            ):
+                raise TypeError("the module replaces a buffer by another tensor")
+            return y
         finally:
             for (holder, key, _), tensor in zip(self.places, kept, strict=True):
                 holder[key] = tensor
@@ -248,6 +253,8 @@ def _replaced(dropouts: Dropouts, call: Callable[[nn.Module, torch.Tensor], torc
     """Let a function of it and its inputs stand for each dropout."""
     for module in dropouts:
         module.forward = partial(call, module)
-    yield
-    for module in dropouts:
-        del module.forward
+    try:
+        yield
+    finally:
+        for module in dropouts:
+            del module.forward

@@ -55,7 +55,9 @@ def model_fn(config):
         groups if config.get("groups") else model.parameters(), **{"lr": 0.1, **options}
     )
     more = {"scheduler": torch.optim.lr_scheduler.StepLR(rule, 3, 0.7)} if config.get("schedule") else {}
-    return {"model": config.get("wrap", lambda m: m)(model), "optimizer": rule, "loss": nn.MSELoss(), **more}
+    model = config.get("wrap", lambda m: m)(model)
+    parts = {"model": model, "optimizer": rule, "loss": nn.MSELoss(), **more}
+    return {**parts, **config.get("change", lambda _: {})(parts)}
 
 
 def built(config, number, build):
@@ -152,6 +154,38 @@ def test_running_statistics_and_groups_of_parameters_are_those_of_each_member():
     assert_as_alone(
         [{"norm": True, "groups": True}, {"norm": True, "groups": True, "options": {"lr": 0.02}}], widths=2
     )
+
+
+class Keeping(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        self.outputs = self.inner(x)
+        return self.outputs
+
+
+def judged_by(value):
+    """Return parts whose values are in a default, an object and a closure."""
+
+    class Above:
+        def __init__(self, least):
+            self.least = least
+
+        def share(self, outputs, y):
+            return (outputs - y > self.least).double().mean()
+
+    def near(outputs, y, limit=value):
+        return ((outputs - y).abs() < limit).double().mean()
+
+    loss = nn.HuberLoss(delta=value) if value < 2 else lambda o, y: value * nn.functional.mse_loss(o, y)
+    return {"loss": loss, "metrics": {"near": near, "above": Above(value - 1).share}}
+
+
+def test_losses_and_metrics_are_those_of_each_member_and_modules_may_keep_results():
+    changes = [{"wrap": Keeping, "change": lambda _, value=v: judged_by(value)} for v in (1.0, 1.9, 2.0)]
+    assert_as_alone([{"options": {"lr": 0.01}, **each} for each in changes], last=4)
 
 
 @settings(max_examples=10, deadline=None)
@@ -272,6 +306,57 @@ class Noisy(Branching):
         return nn.functional.dropout(self.inner(x), 0.5)
 
 
+class Replacing(Scaling):
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        self.seen = self.seen + self.training
+        return self.inner(x)
+
+
+class Counting(Branching):
+    seen = 0
+
+    def forward(self, x):
+        self.seen += 1
+        return self.inner(x)
+
+
+class Drawing(Branching):
+    def forward(self, x):
+        return self.inner(x) * (1 if np.random.random() < 2 else 0)
+
+
+class Padded(Branching):
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.words = nn.Embedding(3, 4, padding_idx=0)
+        self.words.requires_grad_(False)
+
+
+def clipped(parts):
+    def clip(*_):
+        nn.utils.clip_grad_norm_(parts["model"].parameters(), 0.01)
+
+    parts["optimizer"].register_step_pre_hook(clip)
+    return {}
+
+
+def wrapped(parts):
+    take, parts["optimizer"].step = parts["optimizer"].step, lambda: take()
+    return {}
+
+
+def decayed(parts):
+    def loss(outputs, y):
+        squares = sum(each.square().sum() for each in parts["model"].parameters())
+        return nn.functional.mse_loss(outputs, y) + 1e-9 * squares
+
+    return {"loss": loss}
+
+
 def half(model):
     wrapped = Scaling(model)
     wrapped.factor = 0.5
@@ -283,10 +368,19 @@ def half(model):
     [
         ([{"wrap": Branching}] * 2, "RuntimeError: vmap"),
         ([{"wrap": Noisy}] * 2, "RuntimeError: vmap"),
+        ([{"wrap": Noisy, "dropout": 0.2}] * 2, "RuntimeError: vmap"),
+        ([{"wrap": Replacing}] * 2, "TypeError: the module replaces a buffer"),
+        ([{"wrap": Counting}] * 2, "its module changes its attributes"),
+        ([{"wrap": Drawing}] * 2, "draws random numbers of Python or NumPy"),
+        ([{"wrap": Padded}] * 2, "its embeddings have a padding_idx"),
+        ([{"change": decayed}] * 2, "uses those of its module"),
+        ([{"change": clipped}] * 2, "its optimizer's step has hooks"),
+        ([{"change": wrapped}] * 2, "its optimizer's step has hooks"),
         ([{}, {"width": 6}], "its modules differ"),
         ([{"wrap": Scaling}, {"wrap": half}], "its modules differ"),
         ([{"rule": torch.optim.RMSprop}] * 2, "its optimizer is RMSprop"),
         ([{"options": {"lr": 0.1, "momentum": 0.9, "dampening": 0.1}}] * 2, "its optimizer has options"),
+        ([{"rule": ADAM, "options": {"decoupled_weight_decay": True}}] * 2, "its optimizer has options"),
     ],
 )
 def test_what_cannot_be_fused_is_refused_and_trains_as_alone(configs, reason):
@@ -307,6 +401,24 @@ def test_what_cannot_be_fused_is_refused_and_trains_as_alone(configs, reason):
     assert reason in reasons[1]
     for number, config in enumerate(configs):
         assert found[number] == finished(epochs_of(built(config, number, FRAMEWORK.build), number, last=2))
+
+
+def test_members_for_whose_stack_there_is_no_memory_train_alone(monkeypatch):
+    """The first of two has a row already."""
+    networks = {n: built({"rule": ADAM}, n, FRAMEWORK.build_fused) for n in range(2)}
+    steps, update = FRAMEWORK.fused_steps(), Stack._updates_of
+
+    def filling(stack, row, optimizer):
+        if row:
+            raise torch.OutOfMemoryError("no memory")
+        return update(stack, row, optimizer)
+
+    monkeypatch.setattr(Stack, "_updates_of", filling)
+    trainings = {n: epochs_of(network, n, last=2) for n, network in networks.items()}
+    found = together(trainings, networks, steps, refuses=True)
+    for number in networks:
+        alone = built({"rule": ADAM}, number, FRAMEWORK.build)
+        assert found[number] == finished(epochs_of(alone, number, last=2))
 
 
 def tried(widths, seconds, members=16):
