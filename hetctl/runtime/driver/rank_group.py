@@ -18,7 +18,7 @@ from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.cluster.launchers.agents import NodeGpu
 from hetctl.model.ensemble import TrainingCode
 from hetctl.model.events import EXIT_CODES, LOST_PEER, ExitReason
-from hetctl.model.plan import Placement
+from hetctl.model.plan import FUSED, Placement
 from hetctl.model.serialization import decode
 from hetctl.model.training_progress import LiveMetrics
 from hetctl.model.values import dataclass
@@ -132,7 +132,7 @@ class RankGroup:
     killed : bool
         True if the remaining ranks were killed after a failure.
     beside_others : bool
-        True if the rank that it lost was at work for other members, too.
+        True if the rank that it lost was at work for other members, too, or had no memory for it beside them.
     divided_s : float or None
         Seconds of a shared GPU, each divided by the groups there; None if it has its GPUs alone.
     told : list of dict
@@ -200,6 +200,8 @@ class RankGroup:
         if "done" in message:
             self.exit_code = self.exit_code or message.get("code", 0)
             self.done.add(self.slots.index(slot))
+            is_full = self.exit_code == EXIT_CODES[ExitReason.OUT_OF_MEMORY]
+            self.beside_others |= is_full and self.task.kind == FUSED
 
     def note_overuse(self, overuse: Overuse, rank: str) -> None:
         """Record and log that an agent ended a rank for its memory; the first record stands."""
@@ -254,7 +256,7 @@ class RankGroup:
         if reason is ExitReason.OUT_OF_MEMORY and self.overuse:
             return _described(self.overuse)
         if self.beside_others:
-            return "the process that trained it with others ended, so it goes on alone"
+            return "it could not go on with others in a process: it goes on alone"
         if reason in DESCRIPTIONS:
             return DESCRIPTIONS[reason]
         if self.exit_code <= 128:

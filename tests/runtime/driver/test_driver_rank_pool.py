@@ -289,6 +289,11 @@ def test_fused_members_have_one_rank_whose_death_is_no_fault_of_theirs(job):
     (rank,) = {pid for name in names for pid in job.at_work(name)}
     (three,) = job.end_of("three")
     assert (three.exit_code, job.free(), job.ended.keys()) == (1, {0, 2, 3}, {"three"})
+    # Alone it may have memory enough.
+    job.start("full", 1, seat=3, kind=FUSED, steps=2, fails=EXIT_CODES[ExitReason.OUT_OF_MEMORY])
+    (full,) = job.end_of("full")
+    report = TaskReport(failed_by="out-of-memory")
+    assert reason_of_end(full, RunningTask(None, 0, 1.0, 0.0), report) is ExitReason.STOPPED
     job.start("four", 1, seat=3, kind=FUSED, steps=10_000)
     wait_for(lambda: job.at_work("four") == [rank])
     os.kill(rank, signal.SIGKILL)
