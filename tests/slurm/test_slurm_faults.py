@@ -128,6 +128,9 @@ def run(slurm_cluster, tmp_path):
 
 def clear(cluster):
     cluster.run("scancel", "--partition=main")
+    # A controller that was away sees only after a minute that a job has completed.
+    for state in ("down", "resume"):
+        cluster.run("scontrol", "update", "nodename=ALL", f"state={state}", "reason=cleared")
     try:
         wait_for(cluster.all_idle, seconds=60)
     except AssertionError:
