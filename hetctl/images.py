@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import BadInputError, TransientInputError
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
@@ -102,7 +102,7 @@ def decode_and_crop(size: int) -> Prepare:
                 image.draft("RGB", (size, size))
                 return np.array(_centre(image.convert("RGB"), size, pillow.Resampling.BILINEAR))
         except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-            raise BadInputError(f"{path} cannot be decoded: {error}") from error
+            raise TransientInputError(f"{path} cannot be decoded: {error}") from error
 
     return prepare
 
@@ -185,9 +185,9 @@ def _classes(folder: Path) -> tuple[str, ...]:
     try:
         names = _names(folder, lambda entry: entry.is_dir())
     except OSError as error:
-        raise BadInputError(f"the images in {folder} cannot be read: {error.strerror}") from error
+        raise TransientInputError(f"the images in {folder} cannot be read: {error.strerror}") from error
     if not names:
-        raise BadInputError(
+        raise TransientInputError(
             f"{folder} has no sub-folders", "put the images of each class into one of its own"
         )
     return tuple(names)
@@ -207,6 +207,6 @@ def _pillow() -> Any:
     try:
         return importlib.import_module("PIL.Image")
     except ImportError:
-        raise BadInputError(
+        raise TransientInputError(
             "an ImageFolder needs Pillow, which is not installed", "pip install 'hetctl[data]'"
         ) from None

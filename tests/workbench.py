@@ -20,7 +20,7 @@ import psutil
 from one_driver import problems
 
 from hetctl.cluster.batch.local import FOLDER_VARIABLE
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import BadInputError, TransientInputError
 from hetctl.model.events import EXIT_CODES, ExitReason
 from hetctl.model.profile import Hardware, LayerPoint, MeasuredLayer, ProfilePoint, shape_digest
 from hetctl.model.serialization import encode
@@ -458,13 +458,14 @@ def measure_layers(task: TaskMessage, events, _stop_requested) -> int:
 def train(task: TaskMessage, events, stop_requested) -> int:
     """Do as a trainer does, as badly as the member's configuration says.
 
-    ``epochs``, ``epoch_s``: what it takes to converge; ``fail``: exit with 1 at once; ``kill_after``: die of
-    SIGKILL once, after so many epochs; ``hang``: heed nothing; ``no_room``: leave at once, as a trainer does
-    whose next epoch would not fit; ``leave_s``: what it takes to leave when told to; ``oom_above``: run out
-    of memory with a larger batch; ``oom_on``: the same on these numbers of GPUs; ``disk_full_after``: find
-    the disk full once, after so many epochs; ``to_the_limit``: converge by the `max_epochs` of the stop rule
-    and nothing else; ``eat``: hold so many bytes of memory; ``held_after``, ``until``: after so many epochs
-    train no further until there is such a file; ``rate``: report so many samples/s.
+    ``epochs``, ``epoch_s``: what it takes to converge; ``fail``: fail at once, by an error that may pass or
+    ``always`` comes; ``kill_after``: die of SIGKILL once, after so many epochs; ``hang``: heed nothing;
+    ``no_room``: leave at once, as a trainer does whose next epoch would not fit; ``leave_s``: what it takes
+    to leave when told to; ``oom_above``: run out of memory with a larger batch; ``oom_on``: the same on these
+    numbers of GPUs; ``disk_full_after``: find the disk full once, after so many epochs; ``to_the_limit``:
+    converge by the `max_epochs` of the stop rule and nothing else; ``eat``: hold so many bytes of memory;
+    ``held_after``, ``until``: after so many epochs train no further until there is such a file; ``rate``:
+    report so many samples/s.
     """
     training = task.training
     member = training.ensemble.member(task.name)
@@ -476,9 +477,8 @@ def train(task: TaskMessage, events, stop_requested) -> int:
         # As a trainer does: the last one was killed between the checkpoint and this.
         _report_epoch(task, events, done)
     events.write("started", epochs=done, part_samples=0)
-    if config.get("fail"):
-        events.write("failed", error="no such layer")
-        return 1
+    if error := {True: TransientInputError, "always": BadInputError}.get(config.get("fail")):
+        return report_failure(error("no such layer"), events)
     is_full = training.allocation.gpus in config.get("oom_on", ())
     if is_full or member.batch_size > config.get("oom_above", member.batch_size):
         events.write("failed", error="MemoryError", reason="out-of-memory", peak_memory_bytes=3 * 2**30)

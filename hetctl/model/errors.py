@@ -32,6 +32,10 @@ class BadInputError(HetctlError):
     kind = "bad-input"
 
 
+class TransientInputError(BadInputError):
+    """Input that another try may find in order: files, packages or interfaces of a node, samples, numbers."""
+
+
 class DamagedFileError(BadInputError):
     """Damaged file that hetctl wrote."""
 

@@ -18,6 +18,7 @@ class ExitReason(enum.Enum):
     CANCELLED: the batch system ended it with its job. NOT_LAUNCHED: the batch system did not answer the
     launcher, or started agents on other nodes. DISK_ERROR: the file system did not answer for minutes. HUNG:
     no rank sent a heartbeat. GPU_BUSY: its GPU lets in one process at a time, and there is another.
+    BAD_INPUT: its code or its entry of the ensemble file has an error that each further try would meet.
     """
 
     FINISHED = "finished"
@@ -33,6 +34,7 @@ class ExitReason(enum.Enum):
     DISK_ERROR = "disk-error"
     HUNG = "hung"
     KILLED = "killed"
+    BAD_INPUT = "bad-input"
     PROGRAM_ERROR = "program-error"
 
 
@@ -42,7 +44,7 @@ CLEAN_EXITS = frozenset({ExitReason.FINISHED, ExitReason.STOPPED})
 MEMBER_FAULTS = frozenset(
     {
         *(ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.HUNG),
-        *(ExitReason.OUT_OF_MEMORY, ExitReason.GPU_BUSY),
+        *(ExitReason.OUT_OF_MEMORY, ExitReason.GPU_BUSY, ExitReason.BAD_INPUT),
     }
 )
 """Failures that count against the member; of others, only those beyond the free ones below."""
@@ -56,10 +58,11 @@ FREE_DISK_ERRORS = 3
 JOB_FATAL = frozenset({ExitReason.TIME, ExitReason.PREEMPTED, ExitReason.CANCELLED, ExitReason.DISK_FULL})
 """Reasons that would end every other task of the job, too."""
 
-# 69, 71, 73 and 74 are EX_UNAVAILABLE, EX_OSERR, EX_CANTCREAT and EX_IOERR of sysexits.h; 75 below is
-# EX_TEMPFAIL.
+# 65, 69, 71, 73 and 74 are EX_DATAERR, EX_UNAVAILABLE, EX_OSERR, EX_CANTCREAT and EX_IOERR of sysexits.h; 75
+# below is EX_TEMPFAIL.
 EXIT_CODES = {
     ExitReason.PROGRAM_ERROR: 1,
+    ExitReason.BAD_INPUT: 65,
     ExitReason.GPU_BUSY: 69,
     ExitReason.OUT_OF_MEMORY: 71,
     ExitReason.DISK_ERROR: 73,

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import TransientInputError
 
 
 def control_address(patterns: Sequence[str]) -> str:
@@ -18,7 +18,7 @@ def control_address(patterns: Sequence[str]) -> str:
 
     Raises
     ------
-    BadInputError
+    TransientInputError
         If no interface of this node matches.
     """
     return choose("control", patterns, addresses())[1] if patterns else ""
@@ -29,7 +29,7 @@ def chosen_interface(patterns: Sequence[str]) -> str:
 
     Raises
     ------
-    BadInputError
+    TransientInputError
         If no interface of this node matches.
     """
     return choose("gloo", patterns, addresses())[0] if patterns else ""
@@ -98,7 +98,7 @@ def choose(key: str, patterns: Sequence[str], interfaces: Mapping[str, Sequence[
 
     Raises
     ------
-    BadInputError
+    TransientInputError
         If no interface matches.
     """
     for pattern in patterns:
@@ -108,7 +108,7 @@ def choose(key: str, patterns: Sequence[str], interfaces: Mapping[str, Sequence[
                 if not ipaddress.ip_address(address).is_link_local:
                     return name, address
     named, found = ", ".join(patterns), ", ".join(interfaces)
-    raise BadInputError(
+    raise TransientInputError(
         f"network.{key} of the site file names {named}, but {socket.gethostname()} has {found}",
         "name an interface that all compute nodes have; it must be up, with an address other nodes can reach",
     )

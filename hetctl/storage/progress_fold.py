@@ -263,7 +263,8 @@ def _changes_by_task_end(state: MemberFold, event: Event, member: Member, retrie
     }
     counts = reason in MEMBER_FAULTS or beyond_free.get(reason, False)
     failures = progress.failures + counts
-    failed = (state.error or description) if failures > retries else None
+    is_final = failures > retries or reason is ExitReason.BAD_INPUT
+    failed = (state.error or description) if is_final else None
     return {"node_failures": nodes, "disk_errors": disk_errors, "failures": failures, "failed": failed}
 
 

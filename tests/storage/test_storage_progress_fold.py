@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from whole_folds import progress_in, progress_of, usage_of
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
-from hetctl.model.events import DRIVER, FREE_DISK_ERRORS, FREE_NODE_FAILURES, MEMBER_FAULTS, Event, ExitReason
+from hetctl.model.events import (
+    DRIVER,
+    FREE_DISK_ERRORS,
+    FREE_NODE_FAILURES,
+    MEMBER_FAULTS,
+    REQUESTS,
+    Event,
+    ExitReason,
+)
 from hetctl.model.run import Usage
 from hetctl.perf.rate_prediction import seen_rates
 from hetctl.storage.event_files import EventWriter
@@ -156,7 +164,8 @@ def test_failures_add_up_until_an_epoch_is_finished():
 
 
 @pytest.mark.parametrize(
-    "reason", sorted(MEMBER_FAULTS - {ExitReason.OUT_OF_MEMORY}, key=lambda each: each.value)
+    "reason",
+    sorted(MEMBER_FAULTS - {ExitReason.OUT_OF_MEMORY, ExitReason.BAD_INPUT}, key=lambda each: each.value),
 )
 def test_member_is_given_up_after_its_retries_whatever_its_fault(reason):
     failing = [ended("a", reason.value, f"it {reason.value}")] * (RETRIES + 1)
@@ -180,6 +189,12 @@ def test_a_member_fails_with_its_own_error_after_its_retries():
 )
 def test_ends_without_fault_of_the_member_do_not_count(reason):
     assert fold(*[ended("a", reason.value)] * 9)["a"] == fold()["a"]
+
+
+def test_an_input_error_fails_a_member_at_once_until_it_is_tried_again():
+    ends = event("a", "failed", error="no such metric"), ended("a", "bad-input")
+    assert fold(*ends)["a"].failed == "no such metric"
+    assert fold(*ends, event(REQUESTS, "request", member="a", want="retry"))["a"] == fold()["a"]
 
 
 def test_the_error_is_that_of_the_last_failure():

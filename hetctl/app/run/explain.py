@@ -42,6 +42,16 @@ NEXT_STEPS = {
     TRAINING: "`hetctl logs {run} {name} -f` follows it",
 }
 """Next step by the state of a member."""
+NEXT_STEPS_OF_FAILED = {
+    ExitReason.OUT_OF_MEMORY: (
+        "give it a smaller batch_size, or a min_batch_size; `hetctl submit --new` starts another run"
+    ),
+    ExitReason.BAD_INPUT: (
+        "correct its code and, once the run has no job, `hetctl retry {run} {name}` and `hetctl submit`;"
+        " with a corrected ensemble file, `hetctl submit --new`"
+    ),
+}
+"""Next step of a failed member, by the reason of its last end, where it is another."""
 
 
 def explain_member(project: Project, run: str | None, name: str) -> Explanation:
@@ -131,13 +141,15 @@ def _planned(project: Project, spec: RunSpec, state: RunState, name: str) -> Ite
 
 
 def _failures(progress: Progress, retries: int, ends: Sequence[Event]) -> Iterator[str]:
-    if progress.failures:
+    # An input error fails it whatever is free.
+    if progress.failures > retries or (progress.failures and not progress.failed):
         yield f"{progress.failures} failures of its own count since its last new epoch; {retries} are free"
     for event in ends[-MOST_ENDS:]:
         yield f"round {event.round} ended with {event.record.reason.value}: {event.record.description}"
 
 
 def _next_step(status: RunStatus, name: str, shown: str, ends: Sequence[Event]) -> str:
-    if shown == "failed" and ends and ends[-1].record.reason is ExitReason.OUT_OF_MEMORY:
-        return "give it a smaller batch_size, or a min_batch_size; `hetctl submit --new` starts another run"
-    return NEXT_STEPS.get(shown, GO_ON.get(status.state, "")).format(run=status.run, name=name)
+    step = NEXT_STEPS.get(shown, GO_ON.get(status.state, ""))
+    if shown == "failed" and ends:
+        step = NEXT_STEPS_OF_FAILED.get(ends[-1].record.reason, step)
+    return step.format(run=status.run, name=name)

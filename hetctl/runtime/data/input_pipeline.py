@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.errors import BadInputError, HetctlError, TransientInputError
 from hetctl.model.run import CACHED, NONE
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.model.values import dataclass
@@ -149,7 +149,7 @@ class ShardLoader(ThreadedLoader):
         self._position = 0
         self._plans = {-1: (plan := self._plan_at(order))}
         if plan.start != start:
-            raise BadInputError(
+            raise TransientInputError(
                 f"the shards have {self.samples - plan.start} samples left in epoch {order[1]}, where the"
                 f" checkpoint has {self.samples - start}",
                 "give the shards with which it was begun, or start a new run with `hetctl submit --new`",

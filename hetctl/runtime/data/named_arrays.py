@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.errors import BadInputError, HetctlError, TransientInputError
 
 Array = npt.NDArray[Any]
 
@@ -185,7 +185,7 @@ class CollatedSource:
         self._collate_fn = collated.collate_fn
         self._name = name
         if len(self) == 0:
-            raise BadInputError(f"input_fn returned 0 {name} samples")
+            raise TransientInputError(f"input_fn returned 0 {name} samples")
         self.sample = self.batch([0])
 
     def __len__(self) -> int:
@@ -241,4 +241,4 @@ def refusing_errors(doing: str, hint: str = "") -> Iterator[None]:
     except HetctlError:
         raise
     except Exception as error:
-        raise BadInputError(f"{doing}: {type(error).__name__}: {error}", hint) from error
+        raise TransientInputError(f"{doing}: {type(error).__name__}: {error}", hint) from error

@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import BadInputError, TransientInputError
 from hetctl.model.hops import PartitionFile
 from hetctl.runtime.data.partition_folder import partition_path
 from hetctl.storage.atomic_io import private_file
@@ -50,9 +50,9 @@ def read(path: str | os.PathLike[str]) -> tuple[tuple[Array, Array], tuple[Array
         with zipfile.ZipFile(path) as archive:
             x, y, x_validation, y_validation = (_array(archive, f"{name}.npy") for name in ARRAYS)
     except OSError as error:
-        raise BadInputError(f"the partition {path} cannot be read: {error.strerror or error}") from None
+        raise TransientInputError(f"the partition {path} cannot be read: {error.strerror or error}") from None
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
-        raise BadInputError(
+        raise TransientInputError(
             f"{path} is not a partition: {error.args[0]}",
             f"it must be a NumPy archive of the arrays {', '.join(ARRAYS)}; `hetctl partition` writes such",
         ) from None

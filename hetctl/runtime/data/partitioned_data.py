@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hetctl.model.ensemble import Member, Partitions
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import BadInputError, TransientInputError
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import NetworkInterfaces, Timeouts
 from hetctl.model.values import dataclass
@@ -310,7 +310,7 @@ def load_partitions(settings: Partitions, data: str | None, input_fn: Callable[.
     """
     paths = partition_paths(settings)
     if not paths:
-        raise BadInputError(
+        raise TransientInputError(
             f"none of the {settings.count} partitions {settings.described} is on {os.uname().nodename}",
             "place them on the nodes, or correct `partitions:` in the ensemble file",
         )
@@ -372,7 +372,7 @@ def assign_partitions(found: Sequence[Collection[int]], wanted: Sequence[int], p
     ranks = {number: [rank for rank, here in enumerate(found) if number in here] for number in wanted}
     missing = [str(number) for number, having in ranks.items() if not having]
     if missing:
-        raise BadInputError(
+        raise TransientInputError(
             f"partitions {', '.join(missing)} of {paths} are on none of the nodes of this group",
             "give the member GPUs on all nodes that have partitions, or place them on its nodes",
         )
@@ -383,7 +383,7 @@ def assign_partitions(found: Sequence[Collection[int]], wanted: Sequence[int], p
         homes[number] = min(ranks[number], key=load.__getitem__)
         load[homes[number]] += 1
     if 0 in load:
-        raise BadInputError(
+        raise TransientInputError(
             f"rank {load.index(0)} of {len(found)} has no partition of {paths}",
             "make at least as many partitions on each node as it has GPUs, or use fewer GPUs",
         )

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import BadInputError, TransientInputError
 from hetctl.model.values import dataclass
 from hetctl.runtime.data.named_arrays import refusing_errors, rows_of
 from hetctl.runtime.data.sampler import Numbers, Order, epoch_order
@@ -154,12 +154,14 @@ class ShardSource:
             with closing(samples) if hasattr(samples, "close") else nullcontext():
                 for number in range(size):
                     if (sample := next(samples, MISSING)) is MISSING:
-                        raise BadInputError(
+                        raise TransientInputError(
                             f"{place} ended after {number} samples, but was given as {size}", READ
                         )
                     # More samples would never be trained.
                     if number == size - 1 and next(samples, MISSING) is not MISSING:
-                        raise BadInputError(f"{place} has more samples than the {size} that were given", READ)
+                        raise TransientInputError(
+                            f"{place} has more samples than the {size} that were given", READ
+                        )
                     yield sample
 
     def batch(self, samples: list[Any]) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import BadInputError, TransientInputError
 from hetctl.model.values import dataclass
 from hetctl.runtime.data.named_arrays import Collated, CollatedSource, NamedArrays, record_of
 from hetctl.runtime.data.shards import Shards, ShardSource
@@ -141,7 +141,7 @@ def as_sources(data: Any) -> tuple[Source, Source]:
     if isinstance(training, ImageSource) and isinstance(validation, ImageSource):
         differing = sorted(set(training.classes) ^ set(validation.classes))
         if differing:
-            raise BadInputError(
+            raise TransientInputError(
                 f"the ImageFolders of training and validation have different classes: {', '.join(differing)}",
                 "labels are positions among the sub-folders: make an empty one where there are no images",
             )
@@ -181,7 +181,7 @@ class _Checked(ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         if len(self) == 0:
-            raise BadInputError(f"input_fn returned 0 {name} samples")
+            raise TransientInputError(f"input_fn returned 0 {name} samples")
         self.spec = SampleSpec.of(*self._arrays(0), self._place(0))
 
     @abstractmethod

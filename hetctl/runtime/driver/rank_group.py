@@ -56,6 +56,7 @@ DESCRIPTIONS = {
     ExitReason.DISK_FULL: "disk full",
     ExitReason.DISK_ERROR: "the file system did not answer",
     ExitReason.HUNG: "no heartbeat",
+    ExitReason.BAD_INPUT: "its code or its entry of the ensemble file is wrong",
 }
 """Descriptions of reasons that say more than the exit code."""
 

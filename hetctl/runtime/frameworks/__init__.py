@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy.typing as npt
 
 from hetctl.model.ensemble import Member
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import TransientInputError
 from hetctl.model.interpreter import without_collections
 from hetctl.model.training_settings import FRAMEWORKS, FrameworkEntry
 from hetctl.runtime.data.batches import Arrays, Batches, TrainingData
@@ -432,7 +432,7 @@ def load_framework(name: str) -> Framework:
     try:
         framework: Framework = _imported(FRAMEWORKS[name]).FRAMEWORK
     except ModuleNotFoundError as error:
-        raise BadInputError(
+        raise TransientInputError(
             f"framework {name} cannot be imported: {error}", "install it as docs/install.md says"
         ) from None
     return framework

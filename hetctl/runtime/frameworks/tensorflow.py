@@ -21,7 +21,7 @@ from tensorflow.python.framework.config import disable_op_determinism
 from tensorflow.python.framework.ops import gradient_registry
 
 from hetctl.model.ensemble import Member
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import TransientInputError
 from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks import GLOO, NCCL, Framework
@@ -102,7 +102,7 @@ class TensorFlow(Framework):
             If rank 0 is at an IPv6 address: Horovod would end the process without a message.
         """
         if ":" in group.host:
-            raise BadInputError(
+            raise TransientInputError(
                 f"Horovod's ranks meet over IPv4 only, but rank 0 of the group is at {group.host}",
                 "name an interface with an IPv4 address in `network: {control: [..]}` of the site file",
             )

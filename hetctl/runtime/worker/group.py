@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.errors import HetctlError, TransientInputError
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.model.values import dataclass
 from hetctl.runtime.interfaces import chosen_interface, control_address, interface_of, plain_address
@@ -260,7 +260,7 @@ def join_group(
 
     Raises
     ------
-    BadInputError
+    TransientInputError
         If a package is missing, or no interface of this node matches.
     LostPeerError
         If another rank does not connect in time.
@@ -270,7 +270,7 @@ def join_group(
     try:
         backend.load()
     except ImportError as error:
-        raise BadInputError(
+        raise TransientInputError(
             f"a member with more than one GPU needs {backend.needs}: {error}",
             "install it as docs/install.md says, or give the member gpus: 1",
         ) from None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from hetctl.model.ensemble import Ensemble, Member, Partitions
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import TransientInputError
 from hetctl.model.values import dataclass
 from hetctl.runtime.data.partition_folder import path_on_node
 from hetctl.runtime.data.partitioned_data import read_partition
@@ -150,7 +150,7 @@ class OpenPartitions:
 
         Raises
         ------
-        BadInputError
+        TransientInputError
             If the partition is not on this node, or does not consist of arrays.
         """
         if number not in self._open:
@@ -167,7 +167,7 @@ class OpenPartitions:
     def _read(self, number: int) -> OpenPartition:
         path = path_on_node(self._settings.paths()[number])
         if not path.exists():
-            raise BadInputError(
+            raise TransientInputError(
                 f"partition {number} is not on {os.uname().nodename}: there is no {path}",
                 "place it there again, or correct `partitions:` in the ensemble file",
             )

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.ensemble import Member
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import BadInputError, TransientInputError
 from hetctl.model.plan import Allocation
 from hetctl.model.profile import PreprocessPoint
 from hetctl.model.serialization import encode
@@ -520,7 +520,7 @@ def lost_checkpoints_error(member: str, folder: Path, damaged: Sequence[str]) ->
         Names of its checkpoints.
     """
     found = f"only damaged checkpoints ({', '.join(damaged)})" if damaged else "no checkpoint any more"
-    return BadInputError(
+    return TransientInputError(
         f"{member} has trained, but {folder} has {found}: it does not start anew by itself",
         "restore the files there and `hetctl submit`, or start a new run with `hetctl submit --new`",
     )
@@ -560,4 +560,4 @@ def check_finite(metrics: Mapping[str, float], after: str) -> None:
     """
     for name, value in metrics.items():
         if not np.isfinite(value):
-            raise BadInputError(f"{name} is {value} after the {after}: training diverged")
+            raise TransientInputError(f"{name} is {value} after the {after}: training diverged")

@@ -7,7 +7,7 @@ import sys
 import traceback
 from dataclasses import replace
 
-from hetctl.model.errors import DISK_FULL_ERRORS, SERVER_ERRORS, HetctlError
+from hetctl.model.errors import DISK_FULL_ERRORS, SERVER_ERRORS, BadInputError, HetctlError
 from hetctl.model.events import EXIT_CODES, ExitReason
 from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.worker.hardware import peak_memory
@@ -53,7 +53,7 @@ def report_failure(error: Exception, events: EventWriter) -> int:
 
 
 def failure_reason(error: BaseException) -> ExitReason:
-    """Return the reason of a failure: full memory, a GPU or the disk, or an error of the program."""
+    """Return the reason of a failure: full memory, a GPU, the disk, the user's input, or the program."""
     if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
         return ExitReason.DISK_FULL
     if isinstance(error, OSError) and error.errno in SERVER_ERRORS:
@@ -63,7 +63,10 @@ def failure_reason(error: BaseException) -> ExitReason:
         return ExitReason.OUT_OF_MEMORY
     if any(message in str(error) for message in BUSY_GPU):
         return ExitReason.GPU_BUSY
-    return ExitReason.PROGRAM_ERROR if error.__cause__ is None else failure_reason(error.__cause__)
+    reason = ExitReason.PROGRAM_ERROR if error.__cause__ is None else failure_reason(error.__cause__)
+    # Errors of its subclasses may pass.
+    is_final = type(error) is BadInputError and reason is ExitReason.PROGRAM_ERROR
+    return ExitReason.BAD_INPUT if is_final else reason
 
 
 def _summary(error: Exception) -> str:

@@ -17,7 +17,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from hetctl.model.ensemble import Ensemble
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import BadInputError, TransientInputError
 from hetctl.model.interpreter import without_collections
 from hetctl.model.values import dataclass
 
@@ -112,7 +112,7 @@ def _load(reference: str) -> Callable[..., Any]:
             module = importlib.import_module(module_name)
         function = getattr(module, name)
     except ModuleNotFoundError as error:
-        raise BadInputError(f"{reference}: {error}") from None
+        raise TransientInputError(f"{reference}: {error}") from None
     except AttributeError:
         raise BadInputError(f"{reference}: module {module_name} defines no {name}") from None
     if not callable(function):

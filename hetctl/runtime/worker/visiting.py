@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import BadInputError, TransientInputError
 from hetctl.model.hops import StateSaved, Visit, VisitEnd
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.data import state_file
@@ -351,7 +351,7 @@ def check_fits(wanted: Visit, state: TrainingState, count: int) -> None:
     partition = wanted.partition_number
     fits = partition not in state.visited if is_begun else trained and wanted.evaluates
     if wanted.training_epoch != len(state.epochs) + 1 or not fits:
-        raise BadInputError(
+        raise TransientInputError(
             f"visit {wanted.number} to {'evaluate' if wanted.evaluates else 'train'} epoch "
             f"{wanted.training_epoch} on partition {partition} does not follow the state of "
             f"{wanted.config}: {len(state.epochs)} epochs, and "

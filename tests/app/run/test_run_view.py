@@ -301,6 +301,18 @@ def test_numbers_of_gpus_that_are_too_small_for_a_member_are_told(project):
     assert any("on 1 GPU and on 2 and 4 GPUs of type V100" in reason for reason in reasons)
 
 
+def test_the_next_step_after_an_input_error_is_to_correct_it(project):
+    folder = project.home.run(RUN)
+    events = EventWriter(folder.events, DRIVER, 0)
+    events.write("job_started", job=0)
+    events.write("task_started", member="a", gpus=1, placement=[{"node": "n", "gpus": [0]}])
+    EventWriter(folder.events, "a", 0).write("failed", error="no such metric", reason="bad-input")
+    events.write("task_ended", member="a", exit_code=65, reason="bad-input", description="wrong")
+    told = explain_member(project, None, "a")
+    assert (told.state, told.reasons[0]) == ("failed", "it failed: no such metric")
+    assert told.next_step.startswith(f"correct its code and, once the run has no job, `hetctl retry {RUN} a`")
+
+
 def test_more_gpus_and_smaller_batches_change_the_global_batch():
     # The first epoch is one on a shared GPU.
     sizes = ((0, 32), (1, 32), (2, 32), (4, 16), (1, None), (1, 16))

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import BadInputError, TransientInputError
 from hetctl.model.events import ExitReason
 from hetctl.runtime.worker.member_trainer import StopSignal
 from hetctl.runtime.worker.reporting import BUSY_GPU, failure_reason
@@ -59,7 +59,14 @@ def test_after_the_deadline_not_even_a_part_is_begun():
     ("error", "reason"),
     [
         (ValueError("no such layer"), ExitReason.PROGRAM_ERROR),
-        (BadInputError("wrong"), ExitReason.PROGRAM_ERROR),
+        (BadInputError("wrong"), ExitReason.BAD_INPUT),
+        (chained(BadInputError("other variables"), RuntimeError("size mismatch")), ExitReason.BAD_INPUT),
+        (chained(BadInputError("other variables"), MemoryError()), ExitReason.OUT_OF_MEMORY),
+        (TransientInputError("there is no partition"), ExitReason.PROGRAM_ERROR),
+        (
+            chained(TransientInputError("x.jpg cannot be decoded"), OSError(errno.EIO, "")),
+            ExitReason.DISK_ERROR,
+        ),
         (FileNotFoundError(errno.ENOENT, "gone"), ExitReason.PROGRAM_ERROR),
         (MemoryError(), ExitReason.OUT_OF_MEMORY),
         (ResourceExhaustedError("OOM when allocating tensor"), ExitReason.OUT_OF_MEMORY),

@@ -37,7 +37,7 @@ class Events(list):
         (OSError(errno.ENOSPC, "full"), ExitReason.DISK_FULL),
         (OSError(errno.ESTALE, "Stale file handle"), ExitReason.DISK_ERROR),
         (TimeoutError(errno.ETIMEDOUT, "no answer of a socket"), ExitReason.PROGRAM_ERROR),
-        (BadInputError("wrong"), ExitReason.PROGRAM_ERROR),
+        (BadInputError("wrong"), ExitReason.BAD_INPUT),
     ],
 )
 def test_a_full_log_does_not_change_the_reason(monkeypatch, error, reason):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import TransientInputError
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.processes import BOOT_ID
 
@@ -73,7 +73,7 @@ def node_folder(name: str) -> Iterator[Path]:
 
     Raises
     ------
-    BadInputError
+    TransientInputError
         If the user's folder belongs to another user, or others can access it.
     """
     in_memory, on_disk = _places(name)
@@ -85,7 +85,7 @@ def node_folder(name: str) -> Iterator[Path]:
     folder = in_memory if in_memory.exists() or _has_room(MEMORY) else on_disk
     make_private_folder(folder.parent)
     if not _is_private(folder.parent):
-        raise BadInputError(
+        raise TransientInputError(
             f"{folder.parent} is accessible to other users, and trainers share data in it", "remove it"
         )
     users = _enter(folder)

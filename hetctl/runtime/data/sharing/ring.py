@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.model.errors import BadInputError, HetctlError, LockedError
+from hetctl.model.errors import HetctlError, LockedError, TransientInputError
 from hetctl.model.values import dataclass
 from hetctl.runtime.data.sharing.shared_file import ByteLocks, create, fence, map_whole
 
@@ -175,7 +175,7 @@ class Ring:
     ------
     OSError
         If there is no such file.
-    BadInputError
+    TransientInputError
         If it is no ring, or there is no space for all of it; a file without space is removed.
     """
 
@@ -207,7 +207,7 @@ class Ring:
 
         Raises
         ------
-        BadInputError
+        TransientInputError
             If there is a ring of another shape.
         """
         if not path.exists():
@@ -217,7 +217,7 @@ class Ring:
         ring = cls(path)
         if ring.shape != shape:
             ring.close()
-            raise BadInputError(f"{path} has another shape: {ring.shape} rather than {shape}")
+            raise TransientInputError(f"{path} has another shape: {ring.shape} rather than {shape}")
         return ring
 
     def close(self) -> None:
@@ -426,4 +426,4 @@ def _read(path: Path, memory: memoryview) -> tuple[RingShape, memoryview[int]]:
         magic, slots, slot_bytes, readers = words[:AWAITED_UNTIL]
         if magic == MAGIC and (shape := RingShape(slots, slot_bytes, readers)).bytes == len(memory):
             return shape, words
-    raise BadInputError(f"{path} is no ring, or one of another version of hetctl")
+    raise TransientInputError(f"{path} is no ring, or one of another version of hetctl")

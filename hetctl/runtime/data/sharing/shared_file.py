@@ -16,7 +16,7 @@ import weakref
 from contextlib import closing, suppress
 from pathlib import Path
 
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import TransientInputError
 
 FORM = "hhqqi"
 """Format of fcntl(2)'s ``struct flock``: type, whence, start, length, process (0 for these locks)."""
@@ -51,14 +51,14 @@ def map_whole(path: Path, content: str, hint: str) -> mmap.mmap:
 
     Raises
     ------
-    BadInputError
+    TransientInputError
         If it is empty, or there is too little space; it is removed then.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)
         if not status.st_size:
-            raise BadInputError(f"{path} is empty", "remove it if nothing uses it")
+            raise TransientInputError(f"{path} is empty", "remove it if nothing uses it")
         free = _free_bytes(path.parent)
         try:
             if status.st_size - 512 * status.st_blocks > free:
@@ -67,7 +67,7 @@ def map_whole(path: Path, content: str, hint: str) -> mmap.mmap:
             os.posix_fallocate(descriptor, 0, status.st_size)
         except OSError:
             path.unlink(missing_ok=True)
-            raise BadInputError(
+            raise TransientInputError(
                 f"{content} needs {status.st_size / 2**20:,.1f} MiB, and {path.parent} has"
                 f" {free / 2**20:,.1f} MiB free",
                 hint,
@@ -148,7 +148,7 @@ class ByteLocks:
 
     def _call(self, command: int, kind: int, byte: int) -> bytes:
         if self.closed:
-            raise BadInputError(
+            raise TransientInputError(
                 f"{self._path} was closed, or opened before this process was forked",
                 "open it again in this process",
             )

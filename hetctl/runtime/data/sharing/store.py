@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hetctl.model.errors import BadInputError, LockedError
+from hetctl.model.errors import LockedError, TransientInputError
 from hetctl.model.site import Timeouts
 from hetctl.runtime.data.sharing.shared_file import ByteLocks, create, fence, map_whole
 from hetctl.runtime.data.sources import Array, SampleSource
@@ -37,7 +37,7 @@ class SampleStore:
 
     Raises
     ------
-    BadInputError
+    TransientInputError
         If the file holds other data, or there is too little space for all of it.
     """
 
@@ -57,7 +57,9 @@ class SampleStore:
             "share in lockstep, which keeps few samples at a time, or prepare smaller ones",
         )
         if memory[: len(head)] != head:
-            raise BadInputError(f"{path} holds other samples than these", "remove it if nothing uses it")
+            raise TransientInputError(
+                f"{path} holds other samples than these", "remove it if nothing uses it"
+            )
         self._claims = ByteLocks(path)
         self._states = np.frombuffer(memory, np.uint8, samples, offset=PAGE)
         self._records = np.frombuffer(memory, self.spec.record, samples, offset=first)
@@ -73,7 +75,7 @@ class SampleStore:
 
         Raises
         ------
-        BadInputError
+        TransientInputError
             If the sample does not match the specification.
         LockedError
             If the other process takes longer.

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import TransientInputError
 from hetctl.model.training_settings import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
 from hetctl.model.values import dataclass
 from hetctl.runtime.agent.rank_memory import private_bytes
@@ -52,7 +52,7 @@ class CommandProcess:
 
     Raises
     ------
-    BadInputError
+    TransientInputError
         If it cannot be started.
     """
 
@@ -96,7 +96,7 @@ class CommandProcess:
         except OSError as error:
             for descriptor in (self._reports, self._answers, self._stop, errors):
                 os.close(descriptor)
-            raise BadInputError(
+            raise TransientInputError(
                 f"the program '{words[0]}' of the command cannot be started: {error.strerror}",
                 "correct `command` in the ensemble file, or the PATH of the job:"
                 f" {environment.get('PATH', '')}",

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hetctl.model.ensemble import Member
-from hetctl.model.errors import DISK_FULL_ERRORS, SERVER_ERRORS, BadInputError
+from hetctl.model.errors import DISK_FULL_ERRORS, SERVER_ERRORS, TransientInputError
 from hetctl.model.interpreter import search_path
 from hetctl.model.training_settings import NO_RANKS, RESUME_VARIABLE
 from hetctl.model.values import dataclass
@@ -300,7 +300,7 @@ class CommandRun:
 
         Raises
         ------
-        BadInputError
+        TransientInputError
             If this rank's command has failed.
         LostPeerError
             If another rank's command has failed.
@@ -408,7 +408,7 @@ def command_failure(
     program: str = "",
     *,
     is_out_of_memory: bool = False,
-) -> BadInputError:
+) -> TransientInputError:
     """Return the error of a failed command; its cause may be full memory, a busy GPU or a full disk.
 
     Parameters
@@ -433,7 +433,7 @@ def command_failure(
             " or put it first in PATH, by `setup` of the site file or by `environment`"
         )
     cause = f": {shown}" if (shown := _last_lines(errors)) else ""
-    error = BadInputError(f"the command has ended with {_described(code)}{cause}", hint)
+    error = TransientInputError(f"the command has ended with {_described(code)}{cause}", hint)
     named = next((n for n in (*DISK_FULL_ERRORS, *SERVER_ERRORS) if os.strerror(n) in errors), None)
     if is_out_of_memory:
         # Counts as out of memory, so the batch may become smaller.
