@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from hetctl.model.cost import Cost, Energy
@@ -49,6 +49,8 @@ class MemberRate:
 
     Parameters
     ----------
+    gpus : int
+        Number of GPUs; 0: a part of one, if its newest rate was seen there.
     gpu_type : str or None
         Type of the GPUs, at a site with several types.
     profiled, planned : float or None
@@ -207,10 +209,12 @@ class MemberStatus:
 
     @property
     def last_rate(self) -> MemberRate | None:
-        """Rate on the number of GPUs that it had last, or on the fewest."""
+        """Rate on the number of GPUs that it had last, or on the fewest; on a part of one as it is there."""
         held = next((gpus for gpus in reversed(self.gpus_by_round) if gpus), 1)
         found = {rate.gpus: rate for rate in self.rates}
-        return found.get(held) or found.get(min(found, default=0))
+        on_part = found.pop(0, None)
+        rate = found.get(held) or found.get(min(found, default=0))
+        return replace(rate, seen=on_part.seen) if rate and on_part else rate
 
 
 @dataclass(frozen=True)

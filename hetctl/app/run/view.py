@@ -17,7 +17,7 @@ from hetctl.model.profile import MemberProfile, some_of
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.run_status import FOREMOST, BatchChange, MemberRate, MemberStatus, RoundSpan, TaskSpan
 from hetctl.model.seed_groups import SeedGroup, groups_of, spread_of
-from hetctl.model.training_progress import EpochHistory, LiveMetrics, Progress
+from hetctl.model.training_progress import EpochHistory, EpochResult, LiveMetrics, Progress, TimedRate
 from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.perf.rate_prediction import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
 from hetctl.storage.paths import RunFolder
@@ -280,12 +280,15 @@ class RunView:
 
 
 def rates_of(member: Member, profile: MemberProfile | None, progress: Progress) -> tuple[MemberRate, ...]:
-    """Return the rates on the least number of GPUs, and on all that the member has trained on."""
+    """Return the rates on the least number of GPUs, and on all that the member has trained on.
+
+    The newest rate is among them even if it was seen on a part of a GPU.
+    """
     # Only epochs with its present batch size count.
     seen = seen_rates(progress.epochs, progress.batch_size or member.batch_size) or {"": {}}
     # The plan was made with what earlier runs have seen.
     planned = known_rates(profile) if profile and profile.seen_rates else profile
-    return tuple(
+    rates = tuple(
         MemberRate(
             *(count, gpu_type or None, _rate(profile, gpu_type, count), _rate(planned, gpu_type, count)),
             seen=rates.get(count),
@@ -293,6 +296,12 @@ def rates_of(member: Member, profile: MemberProfile | None, progress: Progress) 
         for gpu_type, rates in sorted(seen.items())
         for count in sorted({member.min_gpus, *rates})
     )
+    epochs = EpochHistory.of(progress.epochs)
+    last: list[EpochResult | TimedRate] = [*epochs[-1:], *epochs.timed[-1:]]
+    newest = max((one for one in last if one.rate), key=lambda one: one.finished_at, default=None)
+    if newest is None or newest.gpus:
+        return rates
+    return MemberRate(0, newest.gpu_type, None, None, newest.rate), *rates
 
 
 def _rate(profile: MemberProfile | None, gpu_type: str, count: int) -> float | None:

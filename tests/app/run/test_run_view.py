@@ -23,9 +23,9 @@ from hetctl.model.job import Job, JobState, JobStatus
 from hetctl.model.plan import Plan
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import LOCKSTEP, NOTHING_USED, RunSpec
-from hetctl.model.run_status import BatchChange, MemberRate, TaskSpan, foremost
+from hetctl.model.run_status import BatchChange, MemberRate, MemberStatus, TaskSpan, foremost
 from hetctl.model.site import Queue, Site
-from hetctl.model.training_progress import EpochHistory, EpochResult, LiveMetrics, Progress
+from hetctl.model.training_progress import EpochHistory, EpochResult, LiveMetrics, Progress, TimedRate
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import Home
 from hetctl.storage.run_files import write_live_metrics, write_spec
@@ -266,6 +266,19 @@ def test_rates_are_profiled_planned_and_of_the_last_epochs():
     assert rates_of(MEMBERS[0], None, Progress("a")) == (MemberRate(1, None, None, None, None),)
 
 
+def test_a_rate_on_a_part_of_a_gpu_is_seen_while_it_is_the_newest():
+    profile = MemberProfile("a", {1: 100.0}, None, 1000)
+    epochs = EpochHistory.of([EpochResult(1, {}, 10.0, 1, 1.0, 90.0, 32)])
+    shared = epochs.with_rate(TimedRate(30.0, 0, 32, None, 0.01, 2.0))
+    rates = rates_of(MEMBERS[0], profile, Progress("a", shared))
+    line = MemberStatus("a", "training", (1,), 1, 2, "loss", None, None, None, rates=rates)
+    assert line.last_rate == MemberRate(1, None, 100.0, 100.0, 30.0)
+    assert wrong_rates("a", rates) == []
+    alone = shared.plus([EpochResult(2, {}, 10.0, 1, 3.0, 94.0, 32)])
+    rates = rates_of(MEMBERS[0], profile, Progress("a", alone))
+    assert replace(line, rates=rates).last_rate == MemberRate(1, None, 100.0, 100.0, 92.0)
+
+
 def test_no_profile_has_the_rate_of_several_types_at_once():
     by_type = {"P100": {1: 100.0, 2: 200.0}, "V100": {1: 300.0, 2: 600.0}}
     profile = MemberProfile("a", by_type["P100"], None, 1000, gpu_type="P100", rates_by_type=by_type)
@@ -310,6 +323,7 @@ def test_the_next_step_after_an_input_error_is_to_correct_it(project):
     events.write("task_ended", member="a", exit_code=65, reason="bad-input", description="wrong")
     told = explain_member(project, None, "a")
     assert (told.state, told.reasons[0]) == ("failed", "it failed: no such metric")
+    assert not any("are free" in reason for reason in told.reasons)
     assert told.next_step.startswith(f"correct its code and, once the run has no job, `hetctl retry {RUN} a`")
 
 
