@@ -8,6 +8,7 @@ import operator
 import re
 import types
 import typing
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar, Union
 
@@ -38,7 +39,10 @@ Model = TypeVar("Model", bound=BaseModel)
 T = TypeVar("T")
 
 UNION_MARKS = ("<member>", "<grid>", "<random>")
+TYPE = re.compile(r"str|int|float|bool|.+\[.+\]")
+"""Types of a union, which pydantic adds to places as it does the marks above: str, list[str], .."""
 KEY_MARK = "[key]"
+NUMBERS = re.compile(r", (\d+),[\d, ]+ or (\d+)$")
 RULES = {
     "missing": "is required",
     "int_type": "must be a whole number",
@@ -212,24 +216,37 @@ def value_of(kind: type[T], model: Any, **more: Any) -> T:
 
 
 def _problems(kind: type[BaseModel], error: ValidationError) -> Iterator[tuple[Location, str]]:
-    return (_problem(kind, details) for details in error.errors(include_url=False))
+    """Yield each place with what is wrong there; a union's with the rules of all its types."""
+    found: dict[tuple[Location, int], dict[str, str]] = defaultdict(dict)
+    for number, details in enumerate(error.errors(include_url=False)):
+        is_one_of = any(TYPE.fullmatch(str(key)) for key in details["loc"])
+        location, rule, value = _problem(kind, details)
+        found[location, -1 if is_one_of else number][rule] = value
+    inside = {location[:depth] for location, _ in found for depth in range(len(location))}
+    for (location, _), rules in found.items():
+        first, *others = rules
+        # A value of one type with an error inside is not to be of another type.
+        if location not in inside:
+            either = (first, *(rule.removeprefix("must be ") for rule in others))
+            yield location, ", or ".join(either) + rules[first]
 
 
-def _problem(kind: type[BaseModel], details: Any) -> tuple[Location, str]:
+def _problem(kind: type[BaseModel], details: Any) -> tuple[Location, str, str]:
+    """Return the place of a problem, the rule, and what the message says of the value."""
     *around, last = details["loc"] or [""]
-    # Pydantic adds tags of unions to the location; the file does not contain them.
-    around = [key for key in around if key not in UNION_MARKS]
+    # The file does not contain them.
+    around = [key for key in around if key not in UNION_MARKS and not TYPE.fullmatch(str(key))]
     if details["type"] == "extra_forbidden":
-        return (*around, last), f"unknown key '{last}'" + suggestion(
-            str(last), _known_keys(kind, around, last)
-        )
-    location = tuple(around) if last in (KEY_MARK, *UNION_MARKS, "") else (*around, last)
+        known = _known_keys(kind, around, last)
+        return (*around, last), f"unknown key '{last}'", suggestion(str(last), known)
+    is_mark = last in (KEY_MARK, *UNION_MARKS, "") or TYPE.fullmatch(str(last))
     rule = RULES.get(details["type"], details["msg"]).format(**details.get("ctx", {}))
     value = details["input"]
     says_it_all = details["type"] == "missing" or (
         details["type"] == "value_error" and isinstance(value, dict)
     )
-    return location, rule if says_it_all else f"{rule}, got {shown(value)}"
+    location = tuple(around) if is_mark else (*around, last)
+    return location, NUMBERS.sub(r" or \1 to \2", rule), "" if says_it_all else f", got {shown(value)}"
 
 
 def _known_keys(kind: type[BaseModel], around: list[Any], key: str) -> set[str]:

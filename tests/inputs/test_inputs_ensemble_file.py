@@ -176,6 +176,14 @@ REFUSALS = [
     ("members: 3\n", "e.yaml:3: members: must be a list, got 3"),
     ("{}", "e.yaml:3: not YAML: while scanning a simple key could not find expected ':'"),
     ("members: [3]\n", "e.yaml:3: members[0]: must be a mapping, got 3"),
+    (
+        "members: [{name: a, command: 3}]\n",
+        ".command: must be text (put it in quotes), or a list, got 3",
+    ),
+    (
+        "members: [{name: a, environment: {A-B: []}}]\n",
+        "environment.A-B: must be letters, digits and _, not",
+    ),
     ("members: [{name: a, nme: b}]\n", "members[0].nme: unknown key 'nme'; did you mean 'name'?"),
     ("members: [{gird: {}, name: a}]\n", "members[0].gird: unknown key 'gird'; did you mean 'grid'?"),
     ("batchsize: 3\nmembers: [{name: a}]\n", "e.yaml:3: batchsize: unknown key 'batchsize'; did you mean "),
