@@ -6,7 +6,7 @@ import importlib
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -169,6 +169,10 @@ class TrainableNetwork(StatefulNetwork):
         batches : iterable of (Samples, int)
             Batches of this rank, each with its number of samples; batches with 0 do not count.
         """
+
+    def metric_names(self) -> Collection[str]:
+        """Return the names of all metrics of an evaluation; none if only an evaluation tells."""
+        return ()
 
     def _with_whole(self, found: dict[str, float]) -> dict[str, float]:
         """Add the metrics, if any, that rank 0 computes from all ranks' predictions."""

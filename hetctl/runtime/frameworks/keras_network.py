@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -153,6 +153,10 @@ class KerasNetwork(TrainableNetwork):
         for i, variable in enumerate(self._model.metrics_variables):
             variable.assign(sums[str(i)])
         return self._metrics()
+
+    def metric_names(self) -> Collection[str]:
+        """Return the names of the compiled metrics; none if ``evaluate_fn`` adds some."""
+        return () if self._evaluate_fn else self._metrics().keys()
 
     def _metrics(self) -> dict[str, float]:
         return {f"val_{name}": float(each) for name, each in self._model.get_metrics_result().items()}

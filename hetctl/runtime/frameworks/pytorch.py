@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -158,6 +158,10 @@ class TorchNetwork(TrainableNetwork):
         return self._with_whole(
             {f"val_{name}": total / count for name, total in zip(scores, found, strict=True)}
         )
+
+    def metric_names(self) -> Collection[str]:
+        """Return the names of loss and scores of ``model_fn``; none if ``evaluate_fn`` adds some."""
+        return () if self._evaluate_fn else [f"val_{name}" for name in (*self._parts.metrics, "loss")]
 
     def arrays_of(self, outputs: Any) -> Any:
         """Return outputs as arrays."""

@@ -39,6 +39,7 @@ from hetctl.runtime.worker.member_trainer import (
     MemberTrainer,
     Steps,
     StopSignal,
+    check_metrics,
     load_together,
     own_arrays,
     random_state,
@@ -130,6 +131,9 @@ class Trainer(MemberTrainer):
 
     def _train_epoch(self) -> Steps:
         number, is_whole = len(self.state.epochs) + 1, not self.state.part_samples
+        if names := self.network.metric_names():
+            # An epoch may take hours.
+            check_metrics(dict.fromkeys(("loss", *names), 0.0), self.member)
         clock = EpochClock(self.training.samples, self.member.step_samples(self.group.size))
 
         def after_step(position: int) -> None:

@@ -337,11 +337,13 @@ def test_a_train_fn_that_leaves_batches_out_is_refused(tmp_path):
         leaving.run()
 
 
-def test_a_missing_metric_is_refused_with_those_there_are(tmp_path):
-    wrong = trainer(tmp_path, {})
+@pytest.mark.parametrize("framework", MODULES)
+def test_a_missing_metric_is_refused_before_training_with_those_there_are(tmp_path, framework):
+    wrong = trainer(tmp_path, {}, framework=framework)
     wrong.member = replace(wrong.member, stop=replace(STOP, metric="val_f1"))
     with pytest.raises(BadInputError, match="val_f1 is not among the results: loss, val_accuracy, val_loss"):
         wrong.run()
+    assert wrong.events.kinds() == ["started"]
 
 
 @pytest.mark.parametrize("framework", MODULES)
