@@ -53,7 +53,8 @@ RUN: Mapping[str, ChangeRule] = {
     "node_hours": _may("it is granted anew"),
 }
 PLANNER: Mapping[str, ChangeRule] = {
-    field.name: _kept("a run keeps the options of its planner") for field in fields(Options)
+    **{field.name: _kept("a run keeps the options of its planner") for field in fields(Options)},
+    "fuse": _may("checkpoints are those of single members"),
 }
 SITE: Mapping[str, ChangeRule] = {
     "name": _kept("a run stays where its members were profiled"),
@@ -112,7 +113,7 @@ ENSEMBLE: Mapping[str, ChangeRule] = {
     "balance": _kept("a run keeps how its batches are balanced"),
     "rate_keys": _may("only profiling depends on them"),
     "search": _kept("its trials so far were chosen by it"),
-    "fuse": _kept("a run keeps the options of its planner"),
+    "fuse": _kept("it is a default of --fuse, which may change"),
     "max_per_gpu": _may("it is a default of --max-per-gpu"),
 }
 MODULES = _may("the next jobs train with a copy of the edited ones")

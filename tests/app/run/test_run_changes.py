@@ -70,6 +70,7 @@ def test_without_any_difference_there_is_nothing_to_say():
         (replace(SPEC, site=replace(SITE, account=None)), "account: none (was ml-42)"),
         (replace(SPEC, wall_s=5400), "time: 1h30m (was 1h)"),
         (replace(SPEC, gpus=8), "gpus: 8 (was 4)"),
+        (replace(SPEC, options={"fuse": True}), "fuse: true (was false)"),
         (replace(SPEC, retries=0), "retries: 0 (was 2)"),
         (replace(SPEC, chain=True), "chain: true (was false)"),
         (replace(SPEC, budget=Budget(max_jobs=3)), "max_jobs: 3 (was none)"),
