@@ -26,6 +26,7 @@ from hetctl.runtime.data.sample_accesses import SampleAccesses, Transfer, most_a
 from hetctl.runtime.data.sampler import Order, epoch_order
 from hetctl.runtime.data.sharing.node_folder import folder_of
 from hetctl.runtime.frameworks import TrainableNetwork, finished
+from hetctl.runtime.frameworks.packed_state import within
 from hetctl.runtime.frameworks.stage_network import StageNetwork
 from hetctl.runtime.worker.async_checkpoint import OnSaved, ShardSaver
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Loaded
@@ -98,10 +99,10 @@ class Trainer(MemberTrainer):
         return loaded
 
     def _restore_arrays(self, arrays: Arrays) -> None:
-        managed = with_prefix(BALANCE, arrays)
+        managed = within(arrays, BALANCE)
         if managed and self.balancer is not None:
             self.balancer.restore(managed)
-        before = with_prefix(ACCESSES, arrays)
+        before = within(arrays, ACCESSES)
         if before and self.accesses is not None:
             self.accesses.restore(before)
         elif self.state.part_samples:
@@ -231,11 +232,6 @@ class Trainer(MemberTrainer):
             f"{GENERATORS}{rank}": np.frombuffer(json.dumps(state).encode(), np.uint8)
             for rank, state in others
         }
-
-
-def with_prefix(prefix: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays with a prefix, by the rest of their names."""
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
 def train(assignment: Assignment, context: WorkerContext) -> None:

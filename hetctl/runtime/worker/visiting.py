@@ -22,6 +22,7 @@ from hetctl.runtime.data.batches import Batches, validation_batches
 from hetctl.runtime.data.loaders import ArrayLoader, Samples
 from hetctl.runtime.data.sampler import streams_of
 from hetctl.runtime.frameworks import TrainableNetwork
+from hetctl.runtime.frameworks.packed_state import within
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, TrainingState
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import all_gather
@@ -41,7 +42,6 @@ from hetctl.runtime.worker.member_trainer import (
 )
 from hetctl.runtime.worker.messages import Assignment, TrainingSpec
 from hetctl.runtime.worker.tensorboard import TensorBoardWriter
-from hetctl.runtime.worker.training import with_prefix
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import tensorboard_file
 
@@ -114,7 +114,7 @@ class Visitor:
             return None
         self._measured["waited_s"] = stopwatch.lap()
         network, state = self._restore(start, loaders[0].sample)
-        self._sums = with_prefix(SCORES, start[0] or {})
+        self._sums = within(start[0] or {}, SCORES)
         self._measured["restore_s"] = stopwatch.lap()
         work = self._evaluate if self._visit.evaluates else self._train
         after = work(network, state, loaders)
