@@ -74,12 +74,12 @@ class TorchNetwork(TrainableNetwork):
     ) -> None:
         self._parts = parts
         self._device = device
-        self._tensors = DeviceCopies(device)
+        self.tensors = DeviceCopies(device)
         # Graphs on a GPU, which torch.compile may make, have one memory for the outputs of all batches.
         self._compiled = self.reuses_outputs = is_compiled(parts.model)
         super().__init__(
             *(parts.model, parts.optimizer, member, functions, group),
-            *(_default_train_fn(parts.loss, self._compiled), device, self._tensors),
+            *(_default_train_fn(parts.loss, self._compiled), device, self.tensors),
             *(parts.scheduler, parts.loss_scale),
         )
         # With balanced batches a rank may have nearly all samples of the group.
@@ -257,10 +257,10 @@ class TorchNetwork(TrainableNetwork):
         yield from ()
         with torch.no_grad():
             if not self._compiled:
-                x, y = self._tensors(samples)
+                x, y = self.tensors(samples)
                 outputs = self._model(x)
             else:
-                x, y = self._tensors(pad(samples, self._member.rows_evaluated))
+                x, y = self.tensors(pad(samples, self._member.rows_evaluated))
                 outputs, y = mapped_outputs(lambda tensor: tensor[:count], self._model(x)), y[:count]
             # A rank without samples only takes part in the computation of the outputs.
             return outputs, [score(outputs, y) for score in scores.values() if count]

@@ -547,12 +547,6 @@ class FusedNetwork(TorchNetwork):
         rows = self._member.largest_train_batch(self._group.size)
         return TrainingData(batches, rows, on_batch=partial(self._on_batch, batches))
 
-    def tensors(self, works: Work | Sequence[Work]) -> tuple[Any, ...]:
-        """Return inputs and targets of a work on the device, or of works of one form, stacked."""
-        if isinstance(works, Work):
-            return self._tensors([works.x, works.y])
-        return self._tensors([np.stack([work.x for work in works]), np.stack([work.y for work in works])])
-
     def _state(self) -> dict[str, Any]:
         if self.slice.stack:
             self.slice.stack.publish(self.slice)
@@ -807,7 +801,7 @@ class TorchFusedSteps(FusedSteps):
             works = list(group.values())
             rows = [stack.slices.index(work.network.slice) for work in works]
             try:
-                given = works[0].network.tensors(works)
+                given = _stacked(works)
                 scores = [work.scores for work in works]
                 results = stack.outputs(rows, *given, scores) if scores[0] else stack.train(rows, *given)
             except Exception as error:
@@ -818,6 +812,13 @@ class TorchFusedSteps(FusedSteps):
         if self.refused.keys() & fused.keys():
             self._dissolve()
         return found
+
+
+def _stacked(works: Sequence[Work]) -> tuple[Any, ...]:
+    """Return inputs and targets of works of one form on the device, stacked."""
+    return works[0].network.tensors(
+        [np.stack([work.x for work in works]), np.stack([work.y for work in works])]
+    )
 
 
 def different(like: Slice, works: Mapping[str, Work]) -> dict[str, str]:
@@ -848,7 +849,7 @@ def _different_results(like: Slice, works: Mapping[str, Work]) -> dict[str, str]
     slices = [*others, *own]
     try:
         stack = Stack(slices, as_trial=True)
-        x, y = given[0].network.tensors([*given[: len(others)], *given])
+        x, y = _stacked([*given[: len(others)], *given])
         x, y = tree_map(lambda leaf: leaf[:, :TRIAL_SAMPLES], (x, y))
         with _without_effect(slices):
             losses, gradients = stack.gradients(range(len(slices)), *stack.all_rows(), x, y)
@@ -938,7 +939,7 @@ def _alone(work: Work) -> Any:
     """Return the result, or the error, of a member's work for itself."""
     own = work.network.slice
     try:
-        x, y = work.network.tensors(work)
+        x, y = work.network.tensors([work.x, work.y])
         if work.scores is None:
             return own.step(x, y)
         with torch.no_grad(), own.own_random():
