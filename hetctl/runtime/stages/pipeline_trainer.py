@@ -314,8 +314,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
         If the layout has another number of layers than the network.
     """
     restarted_at = restart_time(assignment, context)
-    spec, rank_info = assignment.task.training, assignment.rank_info
-    assert spec is not None
+    spec, rank_info = assignment.task.spec, assignment.rank_info
     layout = spec.allocation.pipeline
     assert layout is not None
     (member,) = spec.ensemble.members

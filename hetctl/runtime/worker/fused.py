@@ -11,20 +11,14 @@ from typing import Any
 from hetctl.model.values import dataclass
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import keep_orders
-from hetctl.runtime.frameworks import FusedSteps
+from hetctl.runtime.frameworks import FusedSteps, load_framework
 from hetctl.runtime.job_logs import append
 from hetctl.runtime.worker.checkpoint import Arrays
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.member_trainer import Steps, random_state
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import report_failure
-from hetctl.runtime.worker.training import (
-    Trainer,
-    reporting,
-    restart_time,
-    sample_sharing,
-    trainer_fields,
-)
+from hetctl.runtime.worker.training import Trainer, build_member, reporting
 from hetctl.scheduling.job_scheduler import ALONE
 
 
@@ -64,10 +58,9 @@ class FusedMember:
 class FusedMembers:
     """Members that train together on this rank; each has its own trainer, epochs, events and checkpoints."""
 
-    def __init__(self, context: WorkerContext) -> None:
-        self._context = context
+    def __init__(self, context: WorkerContext, fused: FusedSteps) -> None:
+        self._context, self._fused = context, fused
         self._members: dict[str, FusedMember] = {}
-        self._fused: FusedSteps | None = None
 
     def run(self, first: Assignment) -> None:
         """Train a member, and others that arrive meanwhile, until all have ended."""
@@ -84,7 +77,6 @@ class FusedMembers:
 
     def _advanced(self, results: dict[str, Any]) -> dict[str, Any]:
         """Let all trainers go on with results to their next works; return the results of these."""
-        assert self._fused is not None
         works = {}
         for name, member in list(self._members.items()):
             try:
@@ -105,7 +97,6 @@ class FusedMembers:
 
     def _let_go(self) -> None:
         """Stop the members that have to train alone, but keep one if all have to."""
-        assert self._fused is not None
         refused = [name for name in self._members if name in self._fused.refused]
         for name in refused[1:] if len(refused) == len(self._members) else refused:
             member = self._members[name]
@@ -115,30 +106,19 @@ class FusedMembers:
 
     def _join(self, assignment: Assignment, first: Assignment) -> None:
         """Build a member, and begin its training."""
-        context, task, spec = self._context, assignment.task, assignment.task.training
-        assert spec is not None
-        own, keep = copy.copy(context), ExitStack()
-        own.send = partial(context.send, member=task.name)
+        task, own, keep = assignment.task, copy.copy(self._context), ExitStack()
+        own.send = partial(self._context.send, member=task.name)
         if task.name != first.task.name:
             _tell(task.log, f"{task.name} trains in the process of {first.task.name}: see its log")
-        restarted_at = restart_time(assignment, context)
-        share = spec.shares[assignment.rank_info.rank]
-        sharing = sample_sharing(spec, share, context.binding.node)
         try:
-            built = context.build(
-                *(spec.ensemble, assignment.rank_info, sharing, share, keep, spec.network, spec.timeouts),
-                fused=True,
-            )
-            loaders = built.training, built.validation
-            fields = trainer_fields(assignment, own, built.network, *loaders, restarted_at)
+            built, fields = build_member(assignment, self._context, own, keep, fused=True)
             trainer = FusedTrainer(**fields)
         except Exception as error:
             keep.close()
             own.send(done=True, code=report_failure(error, own.writer(task)))
             return
-        self._fused = self._fused or built.framework.fused_steps(spec.fused_rates)
         self._fused.join(task.name, built.network)
-        if not all(isinstance(loader, ArrayLoader) for loader in loaders):
+        if not all(isinstance(loader, ArrayLoader) for loader in (built.training, built.validation)):
             self._fused.refused[task.name] = "its samples are prepared by processes"
         steps = reporting(trainer, own, lambda _: {})
         self._members[task.name] = FusedMember(trainer, steps, keep, task.log)
@@ -146,7 +126,6 @@ class FusedMembers:
         self._let_go()
 
     def _end(self, name: str, code: int = 0) -> None:
-        assert self._fused is not None
         member = self._members.pop(name)
         self._fused.leave(name, member.trainer.network)
         member.keep.close()
@@ -156,7 +135,9 @@ class FusedMembers:
 
 def train_fused(assignment: Assignment, context: WorkerContext) -> None:
     """Train members together: that of an assignment, and those whose assignments arrive meanwhile."""
-    FusedMembers(context).run(assignment)
+    spec = assignment.task.spec
+    fused = load_framework(spec.ensemble.framework).fused_steps(spec.fused_rates)
+    FusedMembers(context, fused).run(assignment)
 
 
 def _tell(log: Path, text: str) -> None:

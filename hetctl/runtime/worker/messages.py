@@ -126,6 +126,12 @@ class TaskMessage:
     gpu_type: str | None = None
 
     @property
+    def spec(self) -> TrainingSpec:
+        """Specification of a task that trains."""
+        assert self.training is not None
+        return self.training
+
+    @property
     def events(self) -> Path:
         """Folder of the event files."""
         return Path(self.folder) / "events"

@@ -30,7 +30,7 @@ from hetctl.runtime.frameworks.packed_state import within
 from hetctl.runtime.frameworks.stage_network import StageNetwork
 from hetctl.runtime.worker.async_checkpoint import OnSaved, ShardSaver
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Loaded
-from hetctl.runtime.worker.context import WorkerContext
+from hetctl.runtime.worker.context import BuiltMember, WorkerContext
 from hetctl.runtime.worker.hardware import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import (
     ACCESSES,
@@ -236,16 +236,9 @@ class Trainer(MemberTrainer):
 
 def train(assignment: Assignment, context: WorkerContext) -> None:
     """Train a member as its round specifies: until it has converged, or is told to stop."""
-    restarted_at = restart_time(assignment, context)
-    spec, rank_info = assignment.task.training, assignment.rank_info
-    assert spec is not None
-    share = spec.shares[rank_info.rank]
-    sharing = sample_sharing(spec, share, context.binding.node)
+    spec = assignment.task.spec
     with ExitStack() as stack:
-        built = context.build(spec.ensemble, rank_info, sharing, share, stack, spec.network, spec.timeouts)
-        fields = trainer_fields(
-            assignment, context, built.network, built.training, built.validation, restarted_at
-        )
+        built, fields = build_member(assignment, context, context, stack)
         events, timer, balancer, accesses = fields["events"], built.network.timer, None, None
         if built.group.size > 1 and timer is not None and spec.balance.mode != OFF:
             # Only balanced training imports the batch size managers.
@@ -272,6 +265,33 @@ def train(assignment: Assignment, context: WorkerContext) -> None:
     built.group.barrier_and_close()
 
 
+def build_member(
+    assignment: Assignment,
+    context: WorkerContext,
+    own: WorkerContext,
+    keep: ExitStack,
+    *,
+    fused: bool = False,
+) -> tuple[BuiltMember, dict[str, Any]]:
+    """Build the member of an assignment; return it with the fields of its trainer.
+
+    Parameters
+    ----------
+    own : WorkerContext
+        Context by which the trainer sends and stops: that of the process, or the member's copy of it.
+    keep : ExitStack
+        Stack that closes the member's loaders.
+    """
+    spec, rank_info = assignment.task.spec, assignment.rank_info
+    restarted_at, share = restart_time(assignment, context), spec.shares[rank_info.rank]
+    sharing = sample_sharing(spec, share, context.binding.node)
+    built = context.build(
+        *(spec.ensemble, rank_info, sharing, share, keep, spec.network, spec.timeouts), fused=fused
+    )
+    loaders = built.training, built.validation
+    return built, trainer_fields(assignment, own, built.network, *loaders, restarted_at)
+
+
 def trainer_fields(
     assignment: Assignment,
     context: WorkerContext,
@@ -281,8 +301,7 @@ def trainer_fields(
     restarted_at: float | None,
 ) -> dict[str, Any]:
     """Return the fields of a `MemberTrainer` for the rank of an assignment."""
-    task, spec = assignment.task, assignment.task.training
-    assert spec is not None
+    task, spec = assignment.task, assignment.task.spec
     (member,) = spec.ensemble.members
     return {
         "member": member,

@@ -67,8 +67,7 @@ class Stopwatch:
 def visit(assignment: Assignment, context: WorkerContext) -> None:
     """Perform a visit; if told to stop before its end, leave no trace."""
     began_at = time.time()
-    spec = assignment.task.training
-    assert spec is not None
+    spec = assignment.task.spec
     resources = open_hops(context, spec.run_key, spec.ensemble)
     resources.saver.check()
     stopwatch = Stopwatch()

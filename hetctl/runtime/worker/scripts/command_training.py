@@ -46,8 +46,7 @@ NAMED = "checkpoint_named"
 
 def run_command(assignment: Assignment, context: WorkerContext) -> None:
     """Run a member's command until it ends, or is told to stop."""
-    spec, rank_info = assignment.task.training, assignment.rank_info
-    assert spec is not None
+    spec, rank_info = assignment.task.spec, assignment.rank_info
     (member,) = spec.ensemble.members
     group = context.join(rank_info, spec.network, spec.timeouts, CollectiveBackend())
     patience = context.patience
