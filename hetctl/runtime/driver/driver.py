@@ -193,7 +193,7 @@ class Driver:
             TrialQueue,
             *(self._folder, self._spec, self._rank_pool.gpus),
             lambda name: name in self._scheduler.running,
-            *(self._queue, self._note_disk_error),
+            *(self._queue, self._note_disk_error, self._rank_pool.note_written),
         )
 
     def _begin_phase(self) -> None:

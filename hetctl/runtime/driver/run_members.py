@@ -231,7 +231,7 @@ class RunMembers:
         while self._trials and self._trials.advance(
             progress, self._state.usage.used(time.time()), self._run_s, self._state.facts.parts
         ):
-            changed |= self._state.refresh(self._trials.take_written())
+            changed |= self._state.refresh(self._take_written())
         for name in changed:
             if self._trials and name in self._trials:
                 profile = self._trials.profile(name, self._planned)

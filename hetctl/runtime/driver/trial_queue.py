@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from hetctl.methods.automl.search_run import SearchRun, UsedResources
@@ -40,6 +41,8 @@ class TrialQueue:
     on_failure : callable
         Function called with the error if a trial cannot get its parent's files; the search then asks for
         nothing more.
+    note_written : callable
+        Function called with the name of a trial, and the length of its event file with its parent's epochs.
     """
 
     def __init__(
@@ -50,12 +53,13 @@ class TrialQueue:
         is_busy: Callable[[str], bool],
         queue: EventQueue,
         on_failure: Callable[[OSError], None],
+        note_written: Callable[[str, int], None] = lambda *_: None,
     ) -> None:
         search = spec.ensemble.search
         assert search is not None
         self._folder, self._spec = folder, spec
         self._is_busy, self._queue, self._on_failure = is_busy, queue, on_failure
-        self._written: dict[str, int] = {}
+        self._note_written = note_written
         self._slots = {name: spec.ensemble.member(name) for name in search.members}
         self._numbers = {name: number for number, name in enumerate(search.members)}
         self._parallel = max(1, gpus // self._slots[search.members[0]].min_gpus)
@@ -108,11 +112,6 @@ class TrialQueue:
             return name
         shapes = {slot: rate_config(planned, keys) for slot, planned in self._slots.items()}
         return nearest_config(rate_config(member, keys), shapes) or name
-
-    def take_written(self) -> dict[str, int]:
-        """Return the lengths in bytes of the event files that it has written since the last call."""
-        written, self._written = self._written, {}
-        return written
 
     def advance(
         self,
@@ -213,9 +212,7 @@ class TrialQueue:
         own, origin = (CheckpointFolder(checkpoint_folder(self._spec, each)) for each in (name, parent))
         own.inherit(origin)
         done = {e.record.epoch for e in read_events(self._folder.events_of(name)) if e.kind == "epoch"}
-        events = EventWriter(
-            self._folder.events, name, 0, lambda length: self._written.update({name: length})
-        )
+        events = EventWriter(self._folder.events, name, 0, partial(self._note_written, name))
         for event in read_events(self._folder.events_of(parent)):
             epoch = event.record.epoch if event.kind == "epoch" else math.inf
             # After a restart the parent may have trained on.
