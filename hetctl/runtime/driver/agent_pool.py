@@ -281,7 +281,7 @@ class AgentPool:
             return
         step.released_at = time.monotonic()
         for agent in step.agents.values():
-            self._send(agent, {SHUTDOWN: True})
+            _send(agent.connection, {SHUTDOWN: True})
 
     def runs(self, name: str) -> bool:
         """Return true if a step of that name is not known to have ended."""
@@ -296,7 +296,7 @@ class AgentPool:
             Framework that the rank loads; None for none.
         """
         if agent := self._agent_of(step, gpu):
-            self._send(agent, {START: framework, "gpu": gpu[1]})
+            _send(agent.connection, {START: framework, "gpu": gpu[1]})
         elif step in self._running:
             self._running[step].to_start[gpu] = framework
 
@@ -308,20 +308,20 @@ class AgentPool:
     def send(self, step: str, gpu: NodeGpu, key: str, value: Any) -> None:
         """Send a rank a message or signal; the loss of its agent is reported as an event."""
         if agent := self._agent_of(step, gpu):
-            self._send(agent, {key: value, "gpu": gpu[1]})
+            _send(agent.connection, {key: value, "gpu": gpu[1]})
 
     def fetch(self, node: str, name: str, source: str) -> None:
         """Have a node's agent copy a state from another node; report a failure if either is lost."""
         agent, address = self._agent_on(node), self._stores.get(source)
         if agent and address:
-            self._send(agent, {FETCH: name, "address": address})
+            _send(agent.connection, {FETCH: name, "address": address})
         else:
             self._ranks.report(StateFetched(node, name, error=f"{node} or {source} is lost"))
 
     def forget(self, names: Sequence[str], nodes: Iterable[str]) -> None:
         """Have the agents of nodes delete states; a lost node's states are gone."""
         for agent in filter(None, map(self._agent_on, nodes)):
-            self._send(agent, {FORGET: list(names)})
+            _send(agent.connection, {FORGET: list(names)})
 
     def wait(self, seconds: float) -> None:
         """Wait at most `seconds` for messages of connected agents, and process them."""
@@ -375,7 +375,7 @@ class AgentPool:
             if self._holds_lease():
                 for step in self._running.values():
                     for agent in step.agents.values():
-                        self._send(agent, {})
+                        _send(agent.connection, {})
 
     def _read(self) -> None:
         for facts, connection in self._listener.accepted():
@@ -393,12 +393,6 @@ class AgentPool:
     def _agent_on(self, node: str) -> AgentLink | None:
         agents = (step.agent_on(node) for step in self._running.values())
         return next(filter(None, agents), None)
-
-    def _send(self, agent: AgentLink, *messages: Any) -> None:
-        """Send messages; the next reading notices a closed connection."""
-        with suppress(ConnectionError):
-            for message in messages:
-                agent.connection.send(message)
 
     def _close(self, agent: AgentLink) -> None:
         if not agent.closed:
@@ -526,7 +520,7 @@ class AgentPool:
         )
         own = [gpu for gpu in step.to_start if gpu[0] == held.node]
         orders = [{START: step.to_start.pop(gpu), "gpu": gpu[1]} for gpu in own]
-        self._send(agent, encode(assignment), *orders)
+        _send(agent.connection, encode(assignment), *orders)
 
     def _continue_without(self, name: str, step: AgentStep, node: str, reason: str) -> None:
         """Continue without an agent: end a member's step, or drop the node from a step of all nodes."""
@@ -563,11 +557,16 @@ class AgentPool:
                 self._ranks.on_loss(name, KILLED, planned, step.output or "", node)
 
 
-def _close_after(connection: Connection, *messages: Any) -> None:
-    """Close an agent's connection after the messages; one with a reason is for the agent's log."""
+def _send(connection: Connection, *messages: Any) -> None:
+    """Send messages; the next reading notices a closed connection."""
     with suppress(ConnectionError):
         for message in messages:
             connection.send(message)
+
+
+def _close_after(connection: Connection, *messages: Any) -> None:
+    """Close an agent's connection after the messages; one with a reason is for the agent's log."""
+    _send(connection, *messages)
     connection.close()
 
 
