@@ -43,8 +43,8 @@ LARGER = "use GPUs with more memory, or a smaller minibatch"
 def cluster_of(file: ClusterFile) -> PipelineCluster:
     """Return the cluster of a file."""
     return PipelineCluster(
-        nodes=file.nodes,
-        memory_bytes={name: kind.memory_bytes for name, kind in file.gpu_types.items()},
+        nodes=file.types_of_nodes,
+        memory_bytes={name: kind.memory for name, kind in file.gpu_types.items()},
         links=fitted(file.links),
         context_bytes={name: kind.context_bytes for name, kind in file.gpu_types.items()},
         server_bytes_per_s=file.server_bytes_per_s or math.inf,
@@ -108,13 +108,13 @@ def _time_ratios(file: ClusterFile) -> Mapping[str, float]:
     missing = [name for name in used if name not in ratios]
     if missing:
         rule = "time_ratio is missing, and the layer profile does not say what it was measured on"
-        error = refusal((file.gpu_types[name].place, f"gpu_types.{name}: {rule}") for name in missing)
+        error = refusal((file.place(("gpu_types", name)), f"gpu_types.{name}: {rule}") for name in missing)
         raise BadInputError(error.message, "give its times over those of the profile: time_ratio: 2.3")
     return ratios
 
 
 def _used(file: ClusterFile) -> list[str]:
-    return sorted({name for types in file.nodes for name in types})
+    return sorted({name for node in file.nodes for name in node})
 
 
 def _refuse_types_without_times(profile: LayerProfile, rows: Sequence[LayerRow], file: ClusterFile) -> None:
@@ -122,7 +122,7 @@ def _refuse_types_without_times(profile: LayerProfile, rows: Sequence[LayerRow],
     lacking = [name for name in _used(file) if name not in profile.gpu_types]
     if lacking:
         rule = f"{rows[0].place.path} has no times on it, only on {known}"
-        raise refusal((file.gpu_types[name].place, f"gpu_types.{name}: {rule}") for name in lacking)
+        raise refusal((file.place(("gpu_types", name)), f"gpu_types.{name}: {rule}") for name in lacking)
     refuse_idle(profile, rows, _used(file))
 
 
@@ -159,10 +159,10 @@ def _refuse_too_large(profile: LayerProfile, rows: Sequence[LayerRow], file: Clu
     free_bytes = cluster_of(file).free_bytes
     refuse_large_layers(profile, rows, {name: free_bytes[name] for name in _used(file)})
     needed = int(least_bytes(profile).sum())
-    there = sum(free_bytes[name] for types in file.nodes for name in types)
+    there = sum(free_bytes[name] for types in file.types_of_nodes for name in types)
     if needed > there:
         raise InfeasibleError(
-            f"{file.nodes_place}: nodes: all GPUs together have {there:,} bytes, but the layers of "
+            f"{file.place(('nodes',))}: nodes: all GPUs together have {there:,} bytes, but the layers of "
             f"{rows[0].place.path} need {needed:,} with one minibatch",
             LARGER,
         )
@@ -209,7 +209,7 @@ def simulated_pipelines(
         remedies = ["lower --in-flight"] if in_flight is not None and in_flight > 1 else []
         remedies += [f"take --policy {BEST}"] if policy != BEST else []
         raise InfeasibleError(
-            f"{file.nodes_place}: nodes: {error.message}; the layers are those of {layer_table}",
+            f"{file.place(('nodes',))}: nodes: {error.message}; the layers are those of {layer_table}",
             ", ".join([*remedies, error.hint]),
         ) from None
     workers = planned.virtual_workers

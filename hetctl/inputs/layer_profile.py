@@ -13,20 +13,19 @@ import graphlib
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TextIO
-
-from pydantic import Field
+from typing import Annotated, Any, NamedTuple, TextIO
 
 from hetctl.inputs.csv_table import NUMBER, TEXT, Problem, number, read_table, repeated, whole_number
 from hetctl.inputs.input_errors import SourceLine, read_text, refusal, refuse, shown, suggestion
 from hetctl.inputs.quantities import parse_bytes
 from hetctl.inputs.site_file import links_problems
-from hetctl.inputs.validation import Matching, Strict, converting, model_of, validate, value_of
-from hetctl.inputs.yaml_source import Location, read_yaml
+from hetctl.inputs.validation import converting, model_of, validate, value_of
+from hetctl.inputs.yaml_source import Location, dotted, read_yaml
+from hetctl.model.file_keys import Bytes, Key, Limits, Pattern
 from hetctl.model.profile import MeasuredLayer
 from hetctl.model.site import NodeLinks
 from hetctl.model.values import dataclass
@@ -267,22 +266,25 @@ def _gaps(rows: list[LayerRow]) -> list[Problem]:
     ]
 
 
+def _size(value: Any) -> int:
+    return 0 if value == 0 else parse_bytes(value)
+
+
+TypeName = Annotated[str, Pattern(r"[!-~]([ -~]*[!-~])?", "must be one line of plain text")]
+NodeGpus = Annotated[Mapping[str, Annotated[int, Limits(ge=1, le=1024)]], Limits(min_length=1)]
+
+
 @dataclass(frozen=True)
 class GpuType:
-    """Type of GPU.
+    """Type of GPU."""
 
-    Parameters
-    ----------
-    time_ratio : float or None
-        Ratio of its times to those of a layer profile that names no GPU type.
-    context_bytes : int
-        Memory that the framework takes before it holds any layer.
-    """
-
-    place: SourceLine
-    memory_bytes: int
-    time_ratio: float | None
-    context_bytes: int = 0
+    memory: Annotated[Bytes, Key("Memory of a GPU.")]
+    time_ratio: Annotated[
+        float | None, Key("Ratio of its times to those of a layer profile that names no GPU type.", gt=0)
+    ] = None
+    context_bytes: Annotated[
+        int, converting(_size), Key("Memory that the framework takes before it holds any layer.")
+    ] = 0
 
 
 @dataclass(frozen=True)
@@ -291,19 +293,23 @@ class ClusterFile:
 
     Parameters
     ----------
-    nodes : tuple of tuple of str
-        GPU type of each GPU of each node.
-    nodes_place : SourceLine
-        Line at which the nodes begin.
-    server_bytes_per_s : float or None
-        Bytes of updates that a parameter server adds per second; None: adding takes no time.
+    place : callable
+        Function that returns the line of a key.
     """
 
-    nodes_place: SourceLine
-    gpu_types: Mapping[str, GpuType]
-    nodes: tuple[tuple[str, ...], ...]
-    links: NodeLinks
-    server_bytes_per_s: float | None = None
+    gpu_types: Annotated[Mapping[TypeName, GpuType], Key("Types of GPUs by their names.", min_length=1)]
+    nodes: Annotated[tuple[NodeGpus, ...], Key("Numbers of GPUs by type, for each node.", min_length=1)]
+    links: Annotated[NodeLinks, Key("Links between GPUs.")]
+    server_bytes_per_s: Annotated[
+        float | None,
+        Key("Bytes of updates that a parameter server adds per second; null: adding takes no time.", gt=0),
+    ] = None
+    place: Callable[[Location], SourceLine] = lambda at: SourceLine(Path(dotted(at)), 1)
+
+    @property
+    def types_of_nodes(self) -> tuple[tuple[str, ...], ...]:
+        """GPU type of each GPU of each node."""
+        return tuple(tuple(name for name, count in node.items() for _ in range(count)) for node in self.nodes)
 
 
 def read_cluster(path: Path) -> ClusterFile:
@@ -315,59 +321,17 @@ def read_cluster(path: Path) -> ClusterFile:
         If the file has errors, with a line for each: ``FILE:LINE: key: rule``.
     """
     source = read_yaml(path)
-    model = validate(_ClusterModel, source)
-    links = value_of(NodeLinks, model.links)
-    if problems := [*_type_problems(model), *links_problems(links)]:
+    file = replace(value_of(ClusterFile, validate(model_of(ClusterFile), source)), place=source.place)
+    if problems := [*_type_problems(file), *links_problems(file.links)]:
         raise source.refusal(problems)
-    return ClusterFile(
-        nodes_place=source.place(("nodes",)),
-        gpu_types={
-            name: GpuType(source.place(("gpu_types", name)), kind.memory, kind.time_ratio, kind.context_bytes)
-            for name, kind in model.gpu_types.items()
-        },
-        nodes=tuple(
-            tuple(name for name, count in node.items() for _ in range(count)) for node in model.nodes
-        ),
-        links=links,
-        server_bytes_per_s=model.server_bytes_per_s,
-    )
+    return file
 
 
-def _size(value: Any) -> int:
-    return 0 if value == 0 else parse_bytes(value)
-
-
-TypeName = Annotated[str, Matching(r"[!-~]([ -~]*[!-~])?", "must be one line of plain text")]
-
-
-Positive = Annotated[float, Field(gt=0)]
-if TYPE_CHECKING:
-    _Links = Strict
-else:
-    _Links = model_of(NodeLinks)
-
-
-class _GpuTypeModel(Strict):
-    memory: Annotated[int, converting(parse_bytes)]
-    time_ratio: Positive | None = None
-    context_bytes: Annotated[int, converting(_size)] = 0
-
-
-class _ClusterModel(Strict):
-    gpu_types: Annotated[dict[TypeName, _GpuTypeModel], Field(min_length=1)]
-    nodes: Annotated[
-        list[Annotated[dict[str, Annotated[int, Field(ge=1, le=1024)]], Field(min_length=1)]],
-        Field(min_length=1),
-    ]
-    links: _Links
-    server_bytes_per_s: Positive | None = None
-
-
-def _type_problems(model: _ClusterModel) -> Iterator[tuple[Location, str]]:
-    for name, kind in model.gpu_types.items():
+def _type_problems(file: ClusterFile) -> Iterator[tuple[Location, str]]:
+    for name, kind in file.gpu_types.items():
         if kind.context_bytes >= kind.memory:
             rule = f"must be less than memory ({kind.memory:,} bytes)"
             yield ("gpu_types", name, "context_bytes"), rule
-    for index, node in enumerate(model.nodes):
-        for name in node.keys() - model.gpu_types.keys():
-            yield ("nodes", index, name), f"must be one of gpu_types{suggestion(name, model.gpu_types)}"
+    for index, node in enumerate(file.nodes):
+        for name in node.keys() - file.gpu_types.keys():
+            yield ("nodes", index, name), f"must be one of gpu_types{suggestion(name, file.gpu_types)}"

@@ -167,12 +167,13 @@ def _key_of(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, FieldInfo]:
 
 def _in_file(hint: Any) -> Any:
     """Return a field's type in a file: a list for a tuple, a model for a dataclass."""
-    origin, inner = typing.get_origin(hint), [_in_file(one) for one in typing.get_args(hint)]
+    origin = typing.get_origin(hint)
     if dataclasses.is_dataclass(hint):
         return model_of(typing.cast(type, hint))
     if origin is Annotated:
         marks = [mark for one in hint.__metadata__ for mark in _marks_of(one)]
         return Annotated[(_in_file(hint.__origin__), *marks)]
+    inner = [_in_file(one) for one in typing.get_args(hint)]
     if origin in (Union, types.UnionType):
         return functools.reduce(operator.or_, inner)
     if origin not in (Mapping, tuple):
@@ -189,6 +190,8 @@ def _marks_of(mark: Any) -> Iterator[Any]:
     elif isinstance(mark, Limits):
         yield Field(**mark.limits)
         yield from _WRITTEN.get(mark.form, ())
+    else:
+        yield mark
 
 
 def validate(kind: type[Model], source: YamlSource) -> Model:

@@ -27,11 +27,8 @@ def read(tmp_path, text):
 
 def test_a_cluster_has_types_nodes_and_links(tmp_path):
     found = read(tmp_path, CLUSTER)
-    assert found.nodes == (("V", "V"), ("V", "Q", "Q"))
-    assert {name: kind.memory_bytes for name, kind in found.gpu_types.items()} == {
-        "V": 12 * 10**9,
-        "Q": 2**33,
-    }
+    assert found.types_of_nodes == (("V", "V"), ("V", "Q", "Q"))
+    assert {name: kind.memory for name, kind in found.gpu_types.items()} == {"V": 12 * 10**9, "Q": 2**33}
     assert [kind.context_bytes for kind in found.gpu_types.values()] == [0, 400 * 2**20]
     assert [kind.time_ratio for kind in found.gpu_types.values()] == [1.0, None]
     assert (
@@ -40,7 +37,7 @@ def test_a_cluster_has_types_nodes_and_links(tmp_path):
         found.links.intra_node.points,
     ) == (15.75e9, 0.7, ())
     assert found.links.inter_node.points == ((1000, 0.1), (2000, 0.2))
-    assert found.gpu_types["Q"].place.line == 3
+    assert found.place(("gpu_types", "Q")).line == 3
 
 
 def test_servers_may_take_time(tmp_path):
