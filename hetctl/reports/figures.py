@@ -165,6 +165,11 @@ def rectangles(boxes: Sequence[tuple[float, float, float, float]]) -> Path:
     return Path(np.reshape(vertices, (-1, 2)), codes)
 
 
+def shortened(name: str) -> str:
+    """Return a name of at most 24 characters: the middle is left out."""
+    return name if len(name) <= 24 else f"{name[:11]}…{name[-12:]}"
+
+
 def fits(text: str, points: float) -> bool:
     """Return true if a label fits a width in points."""
     return len(text) * LABEL_SIZE * 0.62 + 4 <= points

@@ -12,7 +12,7 @@ from matplotlib.patches import PathPatch
 from hetctl.model.hops import numbers_by_value
 from hetctl.model.run_status import RunStatus, TaskSpan
 from hetctl.model.values import dataclass
-from hetctl.reports.figures import LABEL_SIZE, Tips, draw_svg, fits, rectangles, time_unit
+from hetctl.reports.figures import LABEL_SIZE, Tips, draw_svg, fits, rectangles, shortened, time_unit
 from hetctl.reports.page import IDLE_MARK, legend
 from hetctl.reports.sections import Section
 from hetctl.reports.style import GREY, IDLE, INK, RULE, ink_on
@@ -271,9 +271,10 @@ def _label_rows(axes: Axes, layout: ChartLayout, wording: Wording) -> None:
         if rows[0]:
             axes.axhline(rows[0], color=RULE, linewidth=0.8)
         if middle * layout.row_height >= free_from:
-            name = node if len(node) <= 24 else f"{node[:11]}…{node[-12:]}"
             x = -(layout.left - 4) / layout.width
-            axes.text(x, middle, name, transform=axes.get_yaxis_transform(), size=9, va="center_baseline")
+            axes.text(
+                x, middle, shortened(node), transform=axes.get_yaxis_transform(), size=9, va="center_baseline"
+            )
             free_from = middle * layout.row_height + 11
 
 

@@ -26,7 +26,7 @@ from hetctl.model.run_status import (
 from hetctl.model.searches import SearchStatus, TrialStatus
 from hetctl.model.training_progress import EpochResult
 from hetctl.model.values import dataclass
-from hetctl.reports.figures import Tips, draw_svg, is_narrow, panels, set_margins, time_unit
+from hetctl.reports.figures import Tips, draw_svg, is_narrow, panels, set_margins, shortened, time_unit
 from hetctl.reports.gantt import HOPS, gantt_section
 from hetctl.reports.sections import Section
 from hetctl.reports.style import COLOURS, GREY, IDLE, INK, RULE, colours_of, ink_on
@@ -275,11 +275,6 @@ def _draw_bar(
         share = format_percent(seconds / (total_s or 1.0))
         bar.set_gid(tips.add(f"{name} · {part} {format_seconds(seconds)}, {share}"))
         left += width
-
-
-def shortened(name: str) -> str:
-    """Return a name of at most 24 characters: the middle is left out."""
-    return name if len(name) <= 24 else f"{name[:11]}…{name[-12:]}"
 
 
 def clusters_svg(comparison: Comparison) -> str:
@@ -604,25 +599,15 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-@dataclass(frozen=True)
-class Configured:
-    """Member, or trial of a search, with its config and its best value."""
-
-    member: str
-    config: Mapping[str, Any]
-    best: float
-    epochs: int
+Configured = MemberStatus | TrialStatus
+"""Member, or trial of a search: both have a config, a best value and a number of epochs."""
 
 
 def configured(status: RunStatus, search: SearchStatus | None) -> tuple[list[Configured], str]:
     """Return the trials of a search, or the members with one metric, the best first, and their metric."""
-    of_search = search.trials if search else ()
     of_run = () if search else ranked(status)
-    found = [
-        Configured(one.member, one.config, one.best, one.epochs)
-        for one in (*of_search, *of_run)
-        if one.best is not None and math.isfinite(one.best)
-    ]
+    rows: Sequence[Configured] = search.trials if search else of_run
+    found = [one for one in rows if one.best is not None and math.isfinite(one.best)]
     return found, search.metric if search else next((one.metric for one in of_run), "")
 
 

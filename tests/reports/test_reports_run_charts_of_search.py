@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hetctl.model.searches import SearchStatus, TrialStatus
-from hetctl.reports.run_charts import Configured, Scale, configs_svg, configured
+from hetctl.reports.run_charts import Scale, configs_svg, configured
 
 
 def search(*configs, losses=None):
@@ -39,8 +39,7 @@ def test_only_keys_that_differ_have_an_axis():
 
 def test_members_with_other_keys_have_a_gap():
     configs = ({"kind": "mlp", "units": 8}, {"kind": "cnn", "filters": 4}, {"kind": "cnn", "filters": 9})
-    found = [Configured(f"m{n}", config, 0.9 - n / 10, 3) for n, config in enumerate(configs)]
-    drawn = configs_svg(found, "val_accuracy")
+    drawn = search_svg(search(*configs))
     assert all(f">{key}<" in drawn for key in ("kind", "units", "filters"))
     assert len(re.findall("<title>", drawn)) == 3
 
