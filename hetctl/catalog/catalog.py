@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +52,14 @@ from hetctl.storage.run_files import CatalogRecord, write_record
 
 Row = dict[str, Any]
 T = TypeVar("T")
+Point = ProfilePoint | LayerPoint | LinkPoint | PreprocessPoint
+MEASURED: Mapping[type, tuple[Table, Sequence[str]]] = {
+    ProfilePoint: (PROFILE_POINTS, ("member", "gpus", "measured_at", "fingerprint", "gpu_type")),
+    LayerPoint: (LAYER_POINTS, ("member", "gpu_type", "measured_at", "fingerprint")),
+    LinkPoint: (LINK_POINTS, ("link",)),
+    PreprocessPoint: (PREPROCESS_POINTS, ("cores",)),
+}
+"""Tables of measurements by their kinds, and the columns by which they are sorted."""
 
 
 class Catalog:
@@ -167,17 +175,21 @@ class Catalog:
         value = self._first(select(SITES.c.value).where(SITES.c.name == name))
         return decode(Site, value["value"]) if value else None
 
-    def save_points(self, ensemble: str, site: str, points: Iterable[ProfilePoint]) -> None:
-        """Store measurements.
-
-        For each member, fingerprint, number of GPUs and GPU type, only the newest is kept.
-        """
-        self._save(PROFILE_POINTS, points, ensemble=ensemble, site=site)
+    def save_points(self, ensemble: str, site: str, points: Iterable[Point]) -> None:
+        """Store measurements of one kind; of those with one key in its table only the newest is kept."""
+        found = list(points)
+        # SQLAlchemy would insert a row of defaults for none.
+        if found:
+            table, _ = MEASURED[type(found[0])]
+            of = {name: value for name, value in (("ensemble", ensemble), ("site", site)) if name in table.c}
+            # The fields of a machine have columns of their own.
+            rows = [{**of, **row.pop("machine", {}), **row} for row in map(encode, found)]
+            with self._write() as connection:
+                connection.execute(_upsert(table), rows)
 
     def points(self, ensemble: str, site: str) -> list[ProfilePoint]:
-        """Return all measurements, outdated ones included, sorted by member, GPUs and time."""
-        order = ("member", "gpus", "measured_at", "fingerprint", "gpu_type")
-        return self._measured(ProfilePoint, PROFILE_POINTS, order, ensemble=ensemble, site=site)
+        """Return all measurements of rates, outdated ones included, sorted by member, GPUs and time."""
+        return self._measured(ProfilePoint, ensemble=ensemble, site=site)
 
     def profiled_sites(self, ensemble: str) -> list[str]:
         """Return the names of the sites with a measurement of an ensemble."""
@@ -185,40 +197,20 @@ class Catalog:
         rows = self._rows(select(site).where(PROFILE_POINTS.c.ensemble == ensemble).distinct().order_by(site))
         return [row["site"] for row in rows]
 
-    def save_layers(self, ensemble: str, site: str, points: Iterable[LayerPoint]) -> None:
-        """Store measured layers; for each member, fingerprint and GPU type, only the newest are kept."""
-        self._save(LAYER_POINTS, points, ensemble=ensemble, site=site)
-
     def layers(self, ensemble: str, site: str) -> list[LayerPoint]:
         """Return all measured layers, outdated ones included, sorted by member, GPU type and time."""
-        order = ("member", "gpu_type", "measured_at", "fingerprint")
-        return self._measured(LayerPoint, LAYER_POINTS, order, ensemble=ensemble, site=site)
-
-    def save_links(self, site: str, points: Iterable[LinkPoint]) -> None:
-        """Store measured links; of each kind only the newest are kept."""
-        self._save(LINK_POINTS, points, site=site)
+        return self._measured(LayerPoint, ensemble=ensemble, site=site)
 
     def links(self, site: str) -> list[LinkPoint]:
         """Return the measured links of a site."""
-        return self._measured(LinkPoint, LINK_POINTS, ("link",), site=site)
-
-    def save_preprocess(self, ensemble: str, site: str, points: Iterable[PreprocessPoint]) -> None:
-        """Store the preprocessor's throughput, replacing earlier points on the same numbers of cores."""
-        self._save(PREPROCESS_POINTS, points, ensemble=ensemble, site=site)
+        return self._measured(LinkPoint, site=site)
 
     def preprocess(self, ensemble: str, site: str) -> list[PreprocessPoint]:
         """Return the preprocessor's throughput by number of cores."""
-        return self._measured(PreprocessPoint, PREPROCESS_POINTS, ("cores",), ensemble=ensemble, site=site)
+        return self._measured(PreprocessPoint, ensemble=ensemble, site=site)
 
-    def _save(self, table: Table, points: Iterable[object], **of: str) -> None:
-        """Store measurements of an ensemble and a site; the fields of a machine have columns of their own."""
-        rows = [{**of, **row.pop("machine", {}), **row} for row in map(encode, points)]
-        # SQLAlchemy would insert a row of defaults for none.
-        if rows:
-            with self._write() as connection:
-                connection.execute(_upsert(table), rows)
-
-    def _measured(self, kind: type[T], table: Table, order: Iterable[str], **of: str) -> list[T]:
+    def _measured(self, kind: type[T], **of: str) -> list[T]:
+        table, order = MEASURED[kind]
         chosen = select(table).where(*(table.c[name] == value for name, value in of.items()))
         # Decoding ignores columns that are not fields of the machine, or of the point.
         return [

@@ -101,7 +101,7 @@ def test_values_are_equal_in_a_catalog_opened_again(tmp_path: Path) -> None:
         catalog.save_ensemble(ENSEMBLE)
         catalog.save_site(SITE)
         catalog.save_points("digits", "docker", [POINT])
-        catalog.save_preprocess("digits", "docker", [PreprocessPoint(1, 900.0)])
+        catalog.save_points("digits", "docker", [PreprocessPoint(1, 900.0)])
         catalog.save_plan("digits", "docker", PLAN, 1.0)
         catalog.add_run(SPEC, PLAN, 2.0, JOB)
         catalog.save_job("digits-1", job)
@@ -155,9 +155,9 @@ def test_points_differ_by_member_gpus_type_fingerprint_and_site(catalog: Catalog
 
 
 def test_preprocess_points_replace_those_on_as_many_cores(catalog: Catalog) -> None:
-    catalog.save_preprocess("digits", "docker", [PreprocessPoint(4, 3.0), PreprocessPoint(1, 1.0)])
-    catalog.save_preprocess("digits", "docker", [PreprocessPoint(4, 3.5)])
-    catalog.save_preprocess("digits", "docker", [])
+    catalog.save_points("digits", "docker", [PreprocessPoint(4, 3.0), PreprocessPoint(1, 1.0)])
+    catalog.save_points("digits", "docker", [PreprocessPoint(4, 3.5)])
+    catalog.save_points("digits", "docker", [])
     assert catalog.preprocess("digits", "docker") == [PreprocessPoint(1, 1.0), PreprocessPoint(4, 3.5)]
 
 
@@ -294,8 +294,8 @@ def test_the_newest_layers_of_each_type_and_fingerprint_are_kept(catalog: Catalo
     newer = replace(LAYERS, measured_at=2000.0)
     edited = replace(LAYERS, fingerprint="f1", measured_at=3000.0)
     other = replace(LAYERS, machine=replace(V100, gpu_type="P100"))
-    catalog.save_layers("digits", "docker", [newer, other, edited])
-    catalog.save_layers("digits", "docker", [LAYERS])
+    catalog.save_points("digits", "docker", [newer, other, edited])
+    catalog.save_points("digits", "docker", [LAYERS])
     assert catalog.layers("digits", "docker") == [other, newer, edited]
     assert catalog.layers("digits", "elsewhere") == []
 
@@ -303,6 +303,6 @@ def test_the_newest_layers_of_each_type_and_fingerprint_are_kept(catalog: Catalo
 def test_the_newest_links_of_each_kind_are_kept(catalog: Catalog) -> None:
     within = LinkPoint(INTRA_NODE, ("n0", "n0"), 1000.0, ((100.0, 0.5), (200.0, 0.75)))
     between = LinkPoint(INTER_NODE, ("n0", "n1"), 1000.0, ((100.0, 1.5),))
-    catalog.save_links("docker", [replace(within, measured_at=2000.0), between])
-    catalog.save_links("docker", [within])
+    catalog.save_points("digits", "docker", [replace(within, measured_at=2000.0), between])
+    catalog.save_points("digits", "docker", [within])
     assert catalog.links("docker") == [between, replace(within, measured_at=2000.0)]

@@ -51,7 +51,7 @@ def sql(path: Path, text: str) -> list[Any]:
 
 
 def save_something(catalog: Catalog) -> None:
-    catalog.save_preprocess("digits", "local", [PreprocessPoint(1, 2.0)])
+    catalog.save_points("digits", "local", [PreprocessPoint(1, 2.0)])
 
 
 def test_the_revision_is_the_newest_migration() -> None:
@@ -177,7 +177,7 @@ def test_a_full_disk_stores_nothing(path: Path) -> None:
         with catalog._reader.connect() as connection:
             connection.exec_driver_sql("PRAGMA max_page_count = 1")
         with pytest.raises(BadInputError, match="the disk is full"):
-            catalog.save_preprocess("digits", "local", many)
+            catalog.save_points("digits", "local", many)
         assert catalog.preprocess("digits", "local") == [PreprocessPoint(1, 2.0)]
 
 
@@ -303,7 +303,7 @@ def test_the_first_change_of_a_day_makes_a_private_backup(path: Path) -> None:
 def test_a_damaged_catalog_is_found_before_it_is_changed(path: Path) -> None:
     with Catalog.open(path) as catalog:
         for ensemble in range(300):
-            catalog.save_preprocess(f"digits-{ensemble}", "local", [PreprocessPoint(1, 2.0)])
+            catalog.save_points(f"digits-{ensemble}", "local", [PreprocessPoint(1, 2.0)])
     with path.open("r+b") as file:
         file.seek(-2048, os.SEEK_END)
         file.write(b"x" * 2048)

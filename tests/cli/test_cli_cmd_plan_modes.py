@@ -365,8 +365,8 @@ def save_measured(mini, *gpu_types):
     between = ((1e6, 2e-4), (1e8, 1.1e-2))
     links = [LinkPoint(kind, ("a0", "a1"), 1.0, between) for kind in (INTRA_NODE, INTER_NODE)]
     with Catalog.open(mini.project.home.catalog) as catalog:
-        catalog.save_layers("trio", "mini", points)
-        catalog.save_links("mini", links)
+        catalog.save_points("trio", "mini", points)
+        catalog.save_points("trio", "mini", links)
 
 
 def test_measured_layers_and_links_stand_for_files(tmp_path):

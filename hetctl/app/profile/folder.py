@@ -112,7 +112,5 @@ def ingest(catalog: Catalog, folder: Path) -> None:
     """Store the measurements in the catalog; this may be repeated."""
     for _, measurements in measurements_in([folder]):
         ensemble, site = measurements.ensemble.name, measurements.site.name
-        catalog.save_points(ensemble, site, records_in(folder, "point"))
-        catalog.save_layers(ensemble, site, records_in(folder, "layers"))
-        catalog.save_links(site, records_in(folder, "links"))
-        catalog.save_preprocess(ensemble, site, records_in(folder, "preprocess"))
+        for kind in ("point", "layers", "links", "preprocess"):
+            catalog.save_points(ensemble, site, records_in(folder, kind))

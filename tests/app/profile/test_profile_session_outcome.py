@@ -35,7 +35,7 @@ def project(tmp_path):
     made.site = find_site("local", project=made.path, home=tmp_path)
     with Catalog.open(made.home.catalog) as catalog:
         catalog.save_points("many", "local", [point(made, 1, OLD, 10.0)])
-        catalog.save_preprocess("many", "local", [PreprocessPoint(1, 5.0)])
+        catalog.save_points("many", "local", [PreprocessPoint(1, 5.0)])
     return made
 
 
