@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import zipfile
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from typing import IO, Any
 
 from hetctl import __version__
 from hetctl.app.project import Project
+from hetctl.app.run.export import replacing
 from hetctl.app.run.select_run import known_run
 from hetctl.app.run.status import run_status
 from hetctl.model.ensemble import Ensemble
@@ -71,16 +71,12 @@ def bundle(
     output = output or project.folder / f"{status.run}{ENDING}"
     if output.exists() and not force:
         raise BadInputError(f"{output} exists already", "name another file, or replace it with --force")
-    unfinished = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
-        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
+        with replacing(output) as new, zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
             _write(archive, status, folder, checkpoints)
             names = tuple(archive.namelist())
-        unfinished.replace(output)
     except OSError as error:
         raise BadInputError(f"cannot write {output}: {error.strerror}") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
     return Bundled(status.run, str(output.resolve()), names, output.stat().st_size)
 
 
