@@ -24,7 +24,7 @@ from sqlalchemy.pool import StaticPool
 from hetctl.catalog.schema import ALEMBIC_VERSION, METADATA, PROJECT
 from hetctl.catalog.stored_runs import REVISION
 from hetctl.model.errors import BadInputError, DiskError, HetctlError, LockedError, is_transient
-from hetctl.storage.atomic_io import file_mode, json_text, make_private_folder
+from hetctl.storage.atomic_io import draft, file_mode, json_text, make_private_folder
 from hetctl.storage.paths import Home
 
 LOGGER = logging.getLogger(__name__)
@@ -201,14 +201,11 @@ def back_up(engine: Engine, path: Path) -> None:
 
 def copy_database(engine: Engine, target: Path) -> None:
     """Copy a catalog, by SQLite's own means, to a private file; OSError or sqlite3.Error if that fails."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
+    with draft(target) as temporary:
         _create_private(temporary)
         with closing(sqlite3.connect(temporary)) as copy, closing(engine.raw_connection()) as source:
             source.driver_connection.backup(copy)  # type: ignore[union-attr]
         temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _check(engine: Engine, path: Path) -> None:

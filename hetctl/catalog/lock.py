@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -17,7 +16,7 @@ from types import TracebackType
 from hetctl.model.errors import BadInputError, LockedError, is_transient
 from hetctl.model.serialization import encode, parse
 from hetctl.model.values import dataclass
-from hetctl.storage.atomic_io import hard_link, make_private_folder, write_json
+from hetctl.storage.atomic_io import draft, hard_link, make_private_folder, write_json
 from hetctl.storage.processes import HostBoot, Process
 
 HEARTBEAT_S = 5.0
@@ -106,7 +105,9 @@ class ProjectLock:
         """
         self._holder = replace(self._holder, since=time.time())
         try:
-            with self._own_file() as own:
+            make_private_folder(self._path.parent)
+            with draft(self._path) as own:
+                write_json(own, encode(self._holder))
                 self._wait(own)
                 self._heartbeat.enter_context(_touching(self._path, self._heartbeat_s))
         except OSError as error:
@@ -151,17 +152,6 @@ class ProjectLock:
             yield
         finally:
             self.__enter__()
-
-    @contextmanager
-    def _own_file(self) -> Iterator[Path]:
-        """Write a temporary file that names this process as the holder; remove it in the end."""
-        make_private_folder(self._path.parent)
-        own = self._path.with_name(f".{self._path.name}.{uuid.uuid4().hex}.tmp")
-        try:
-            write_json(own, encode(self._holder))
-            yield own
-        finally:
-            own.unlink(missing_ok=True)
 
     def _wait(self, own: Path) -> None:
         start, is_logged = time.monotonic(), False

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import stat
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -125,6 +126,16 @@ def unfinished_file(path: Path, *, secret: bool = False) -> Iterator[BinaryIO]:
         with suppress(OSError):
             path.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def draft(path: Path) -> Iterator[Path]:
+    """Yield a hidden path beside `path`, for a file that may take its name; one that has not is removed."""
+    own = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        yield own
+    finally:
+        own.unlink(missing_ok=True)
 
 
 def sync_and_rename(file: BinaryIO, path: Path) -> None:

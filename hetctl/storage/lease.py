@@ -26,7 +26,7 @@ from pathlib import Path
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import LEASE_SHARE
 from hetctl.model.values import dataclass
-from hetctl.storage.atomic_io import hard_link, write_json
+from hetctl.storage.atomic_io import draft, hard_link, write_json
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.processes import HostBoot, Process
@@ -241,12 +241,9 @@ class Lease:
     def _is_first(self, number: int) -> bool:
         """Make the file of a number; return False if another driver has made it."""
         self._holder = replace(self._holder, number=number)
-        draft = self._folder.lease.with_name(f".lease.{os.uname().nodename}.{os.getpid()}.{id(self)}")
-        write_json(draft, encode(self._holder))
-        try:
-            return hard_link(draft, self._folder.ticket(number))
-        finally:
-            draft.unlink()
+        with draft(self._folder.ticket(number)) as own:
+            write_json(own, encode(self._holder))
+            return hard_link(own, self._folder.ticket(number))
 
     def _current(self) -> int:
         seen = _read(self._folder.lease)

@@ -13,13 +13,14 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from hetctl.model.hops import StateFetched
 from hetctl.runtime.data.sharing.node_folder import LEAST_FREE, USERS, node_folder, state_folder
 from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.transport import Address, Connection, JobIdentity, Listener, connect
+from hetctl.storage.atomic_io import draft
 
 SILENT_S = 10.0
 """Seconds without a byte after which a copy fails: a node that is switched off closes no connection."""
@@ -155,8 +156,7 @@ class StateStore:
         """Copy a state into a file; return its length in bytes."""
         connection = connect(address, name, self._silent_s, self._identity)
         connection.set_timeout(self._silent_s)
-        temporary = target.with_name(f".{name}.{secrets.token_hex(4)}")
-        try:
+        with closing(connection), draft(target) as temporary:
             size_bytes = int(connection.receive(self._silent_s))
             if size_bytes < 0:
                 raise LookupError(f"the other node does not have {name}")
@@ -173,9 +173,6 @@ class StateStore:
                     connection.receive_bytes(part)
                     file.write(part)
             temporary.replace(target)
-        finally:
-            connection.close()
-            temporary.unlink(missing_ok=True)
         return size_bytes
 
 

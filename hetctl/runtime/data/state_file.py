@@ -18,6 +18,7 @@ import numpy.typing as npt
 from hetctl.model.serialization import encode, parse
 from hetctl.model.values import dataclass
 from hetctl.runtime.worker.checkpoint import Arrays, TrainingState
+from hetctl.storage.atomic_io import draft
 
 MAGIC = b"hetctl state 2\n\0"
 LENGTH = struct.Struct("<Q")
@@ -66,9 +67,8 @@ def write(folder: Path, name: str, arrays: Arrays, state: TrainingState) -> int:
     stored = tuple(StoredArray(name, _text_of(row.dtype, name), row.shape) for name, row in rows.items())
     header = json.dumps(encode(StateHeader(state, stored))).encode()
     header = MAGIC + LENGTH.pack(len(header)) + header
-    # The dot keeps other nodes from getting an incomplete file.
-    temporary = folder / f".{name}.tmp"
-    try:
+    # Its dot keeps other nodes from getting an incomplete file.
+    with draft(folder / name) as temporary:
         with temporary.open("wb", buffering=BUFFER_BYTES) as file:
             file.write(header)
             for array in rows.values():
@@ -77,9 +77,6 @@ def write(folder: Path, name: str, arrays: Arrays, state: TrainingState) -> int:
             size_bytes = file.tell()
         temporary.chmod(0o600)
         temporary.replace(folder / name)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     return size_bytes
 
 
