@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import TransientInputError
 from hetctl.runtime import interfaces
 from hetctl.runtime.interfaces import (
     BYTES_OF_ADDRESS,
@@ -53,7 +53,7 @@ def test_the_choice_does_not_depend_on_the_order_of_interfaces(names, patterns):
 @pytest.mark.parametrize("pattern", ["eth*", "hsn0", "HSN*"])
 def test_the_error_lists_interfaces_if_none_matches(pattern):
     with pytest.raises(
-        BadInputError, match=r"network.gloo of the site file names .* has lo, eno1, "
+        TransientInputError, match=r"network.gloo of the site file names .* has lo, eno1, "
     ) as caught:
         choose("gloo", [pattern], NODE)
     assert "all compute nodes have" in caught.value.hint

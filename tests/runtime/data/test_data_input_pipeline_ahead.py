@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from workbench import wait_for
 
-from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.errors import BadInputError, HetctlError, TransientInputError
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.input_pipeline import BATCHES_AHEAD, CollatedLoader, ShardLoader, refuse_own_batches
 from hetctl.runtime.data.loaders import ArrayLoader
@@ -309,7 +309,7 @@ def test_a_shard_that_is_not_as_said_is_named(shard_loader_of, reader, words):
 
 def test_other_shards_than_those_of_a_checkpoint_are_refused(shard_loader_of):
     (_, chunk), *_ = shard_loader_of().batches(1, 0)
-    with pytest.raises(BadInputError, match="18 samples left in epoch 1, where the checkpoint has 13"):
+    with pytest.raises(TransientInputError, match="18 samples left in epoch 1, where the checkpoint has 13"):
         next(shard_loader_of().batches(1, 10, chunk.order))
 
 

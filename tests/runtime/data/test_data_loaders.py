@@ -13,7 +13,7 @@ import pytest
 from numbered_samples import NumberedSamples, check_samples
 from workbench import wait_for
 
-from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.errors import HetctlError, TransientInputError
 from hetctl.model.run import CACHED
 from hetctl.model.site import Timeouts
 from hetctl.runtime.data.batches import Batches
@@ -126,7 +126,7 @@ def test_a_moved_sample_that_cannot_be_prepared_ends_training(loader_of):
             loader.split((32, 8))
 
     # Processes prepare ahead, so the error may come before the step that moves the sample.
-    with pytest.raises(BadInputError, match=f"preparing a sample: ValueError: sample {bad} is rotten"):
+    with pytest.raises(TransientInputError, match=f"preparing a sample: ValueError: sample {bad} is rotten"):
         train()
 
 
@@ -173,7 +173,7 @@ def test_arrays_need_no_preprocessors():
 
 def test_an_unpreparable_sample_ends_training_with_its_cause(loader_of, capfd):
     loader = loader_of(NumberedSamples(10, bad=3))
-    with pytest.raises(BadInputError, match="ValueError: sample 3 is rotten"):
+    with pytest.raises(TransientInputError, match="ValueError: sample 3 is rotten"):
         copied(loader.batches(1, 0))
     assert "_read" in capfd.readouterr().err
 

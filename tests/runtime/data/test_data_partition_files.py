@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import TransientInputError
 from hetctl.partitions import read
 from hetctl.runtime.data.partition_files import ARRAYS, write
 
@@ -70,8 +70,8 @@ def test_other_files_are_refused(tmp_path):
     np.savez(tmp_path / "some.npz", x=np.zeros(1))
     np.savez(tmp_path / "objects.npz", **arrays_of(np.array([None] * 6)))
     for name, reason in [("text", "not a zip file"), ("some.npz", "y.npy"), ("objects.npz", "allow_pickle")]:
-        with pytest.raises(BadInputError, match=f"{name} is not a partition: .*{reason}") as told:
+        with pytest.raises(TransientInputError, match=f"{name} is not a partition: .*{reason}") as told:
             read(tmp_path / name)
         assert "`hetctl partition` writes such" in told.value.hint
-    with pytest.raises(BadInputError, match=r"gone\.npz cannot be read: No such file or directory"):
+    with pytest.raises(TransientInputError, match=r"gone\.npz cannot be read: No such file or directory"):
         read(tmp_path / "gone.npz")

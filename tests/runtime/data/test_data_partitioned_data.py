@@ -9,7 +9,7 @@ import pytest
 from thread_groups import on_each_rank
 
 from hetctl.model.ensemble import Member, Partitions
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import BadInputError, TransientInputError
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS
 from hetctl.runtime.data.partitioned_data import (
     HeldSamples,
@@ -83,14 +83,16 @@ def test_each_partition_has_one_home(found, homes):
 
 
 def test_missing_partitions_are_named():
-    with pytest.raises(BadInputError, match="partitions 1, 3 of /d are on none of the nodes of this group"):
+    with pytest.raises(
+        TransientInputError, match="partitions 1, 3 of /d are on none of the nodes of this group"
+    ):
         assign_partitions([{0}, {2}], range(4), "/d")
-    with pytest.raises(BadInputError, match="rank 2 of 3 has no partition of /d"):
+    with pytest.raises(TransientInputError, match="rank 2 of 3 has no partition of /d"):
         assign_partitions([{0}, {1}, {1}], range(2), "/d")
 
 
 def test_a_node_without_partitions_is_refused(tmp_path):
-    with pytest.raises(BadInputError, match=r"none of the 4 partitions .* is on "):
+    with pytest.raises(TransientInputError, match=r"none of the 4 partitions .* is on "):
         partitions_in(tmp_path, 4)
 
 
@@ -198,7 +200,7 @@ def test_a_stopped_group_goes_on_with_the_same_samples(tmp_path):
 
 def test_a_group_needs_all_partitions_unless_it_measures(tmp_path):
     place(tmp_path, [0, 2])
-    with pytest.raises(BadInputError, match="partitions 1 of "):
+    with pytest.raises(TransientInputError, match="partitions 1 of "):
         opened(Group(), tmp_path, 3)
     training, validation = opened(Group(), tmp_path, 3, partial=True)
     targets = [y for (_, own), _ in training.batches(1, 0) for y in own.tolist()]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hetctl.images import ImageFolder, decode_and_crop, in_turn, random_crop_and_flip, scale
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import BadInputError, TransientInputError
 from hetctl.runtime.data.sampler import sample_rng
 from hetctl.runtime.data.sources import ArraySource, SampleSpec, as_source, as_sources
 
@@ -132,7 +132,7 @@ def test_a_sample_of_another_form_is_named(odd, said):
 
 
 def test_an_empty_dataset_is_refused():
-    with pytest.raises(BadInputError, match="input_fn returned 0 training samples"):
+    with pytest.raises(TransientInputError, match="input_fn returned 0 training samples"):
         as_source(Dataset([]), "training")
 
 
@@ -217,17 +217,17 @@ def test_an_image_of_another_shape_is_named(folder):
 def test_a_broken_image_is_named(folder):
     file = folder / "dog" / "b.jpg"
     file.write_bytes(file.read_bytes()[:200])
-    with pytest.raises(BadInputError, match=r"dog/b\.jpg cannot be decoded"):
+    with pytest.raises(TransientInputError, match=r"dog/b\.jpg cannot be decoded"):
         as_source(ImageFolder(folder), "training").prepare(2)
 
 
 def test_useless_folders_are_refused(tmp_path):
-    with pytest.raises(BadInputError, match="no sub-folders"):
+    with pytest.raises(TransientInputError, match="no sub-folders"):
         ImageFolder(tmp_path)
-    with pytest.raises(BadInputError, match="nowhere cannot be read: No such file"):
+    with pytest.raises(TransientInputError, match="nowhere cannot be read: No such file"):
         ImageFolder(tmp_path / "nowhere")
     (tmp_path / "cat").mkdir()
-    with pytest.raises(BadInputError, match="returned 0 training samples"):
+    with pytest.raises(TransientInputError, match="returned 0 training samples"):
         as_source(ImageFolder(tmp_path), "training")
 
 
@@ -235,7 +235,7 @@ def test_classes_are_those_of_training(folder, tmp_path_factory):
     validation = tmp_path_factory.mktemp("validation")
     (validation / "dog").mkdir()
     (validation / "dog" / "1.png").write_bytes((folder / "cat" / "1.png").read_bytes())
-    with pytest.raises(BadInputError, match="different classes: cat"):
+    with pytest.raises(TransientInputError, match="different classes: cat"):
         as_sources((ImageFolder(folder), ImageFolder(validation)))
     (validation / "cat").mkdir()
     as_sources((ImageFolder(folder), ImageFolder(validation)))
@@ -243,7 +243,7 @@ def test_classes_are_those_of_training(folder, tmp_path_factory):
 
 def test_pillow_is_asked_for_when_needed(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(BadInputError, match="needs Pillow"):
+    with pytest.raises(TransientInputError, match="needs Pillow"):
         as_source(ImageFolder(folder), "training")
 
 

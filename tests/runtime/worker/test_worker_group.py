@@ -7,7 +7,7 @@ from queue import Queue
 
 import pytest
 
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import TransientInputError
 from hetctl.model.site import ANY_INTERFACES, NetworkInterfaces, Timeouts
 from hetctl.runtime.transport import Address
 from hetctl.runtime.worker import group
@@ -76,7 +76,7 @@ def test_one_gpu_needs_no_connection():
 
 
 def test_several_gpus_are_refused_without_a_collective_backend():
-    with pytest.raises(BadInputError, match="needs cables and plugs: No module named plugs") as caught:
+    with pytest.raises(TransientInputError, match="needs cables and plugs: No module named plugs") as caught:
         join_group(RankInfo(0, 2, "key"), BackendOfTests(missing="plugs"), unexpected)
     assert "gpus: 1" in caught.value.hint
 
@@ -202,5 +202,5 @@ def test_ranks_of_two_hosts_connect_at_the_sites_interfaces(monkeypatch, interfa
 @pytest.mark.parametrize("key", ["control", "gloo"])
 def test_a_node_without_the_named_interface_says_which_it_has(key):
     interfaces = NetworkInterfaces(**{key: ("none*", "ib7")})
-    with pytest.raises(BadInputError, match=rf"network.{key} .* names none\*, ib7, but .* has .*lo"):
+    with pytest.raises(TransientInputError, match=rf"network.{key} .* names none\*, ib7, but .* has .*lo"):
         join_group(RankInfo(0, 2, "key"), BackendOfTests(), unexpected, interfaces)

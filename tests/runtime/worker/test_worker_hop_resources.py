@@ -11,7 +11,7 @@ import pytest
 
 from hetctl import partitions
 from hetctl.model.ensemble import Member, Partitions
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import TransientInputError
 from hetctl.runtime.worker.hop_resources import KeptNetworks, OpenPartitions
 
 A, B, C = (Member(name) for name in "abc")
@@ -122,5 +122,5 @@ def test_generators_are_seeded_before_a_partition_is_read(tmp_path: Path) -> Non
 def test_a_missing_partition_is_refused_with_its_path(tmp_path: Path) -> None:
     kept, _ = opened(tmp_path, 0)
     (tmp_path / "2.npz").unlink()
-    with pytest.raises(BadInputError, match=r"partition 2 is not on .*: there is no .*/2\.npz"):
+    with pytest.raises(TransientInputError, match=r"partition 2 is not on .*: there is no .*/2\.npz"):
         kept.open(2)

@@ -14,7 +14,7 @@ from resumed_ranks import EventList
 from tiny_networks import ENSEMBLES, MODULES, functions_of, seed_all, train_on
 
 from hetctl.model.ensemble import Ensemble, Member, StopRule
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import BadInputError, TransientInputError
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.training_settings import EPOCHS, EVERY_EPOCH, SECONDS, STEPS, CheckpointInterval
 from hetctl.runtime.data.loaders import ArrayLoader
@@ -238,11 +238,11 @@ def test_a_member_that_has_trained_does_not_start_anew(tmp_path):
     again.has_saved = lambda: True
     for path in tmp_path.glob("epoch-*.npz"):
         path.write_bytes(b"")
-    with pytest.raises(BadInputError, match="only damaged checkpoints"):
+    with pytest.raises(TransientInputError, match="only damaged checkpoints"):
         again.run()
     for path in tmp_path.glob("epoch-*"):
         path.unlink()
-    with pytest.raises(BadInputError, match="no checkpoint any more"):
+    with pytest.raises(TransientInputError, match="no checkpoint any more"):
         again.run()
     assert again.events.kinds() == ["checkpoint_invalid"]
 
@@ -433,6 +433,6 @@ def test_epochs_of_a_single_step_have_rates_from_the_second_on(tmp_path):
 
 def test_horovod_refuses_ipv6_with_the_way_out():
     group = SimpleNamespace(rank=1, size=2, host="fd00::2", interface="eth0")
-    with pytest.raises(BadInputError, match=r"over IPv4 only, but rank 0 .* is at fd00::2") as caught:
+    with pytest.raises(TransientInputError, match=r"over IPv4 only, but rank 0 .* is at fd00::2") as caught:
         load_framework("tensorflow").initialize(group)
     assert "network: {control:" in caught.value.hint

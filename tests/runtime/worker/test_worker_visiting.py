@@ -33,7 +33,7 @@ from visiting_ranks import (
 from workbench import wait_for
 
 from hetctl.model.ensemble import Member, StopRule
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import BadInputError, TransientInputError
 from hetctl.model.events import EXIT_CODES, LOST_PEER, ExitReason
 from hetctl.model.plan import Allocation
 from hetctl.model.training_progress import EpochResult
@@ -463,14 +463,14 @@ def test_a_full_disk_ends_the_next_visit(here, monkeypatch):
 
 def test_training_that_diverges_fails(here):
     member = replace(DROPPING, config={"optimizer": "sgd", "learning_rate": float("nan")})
-    with pytest.raises(BadInputError, match="loss is nan after the visit: training diverged"):
+    with pytest.raises(TransientInputError, match="loss is nan after the visit: training diverged"):
         here(member, visit_to(0, 1, 0, False))
 
 
 def test_a_partition_that_is_not_there_is_named(here):
     partitions = replace(here.tasks.ensemble.partitions, count=8)
     here.tasks.ensemble = replace(here.tasks.ensemble, partitions=partitions)
-    with pytest.raises(BadInputError, match=r"partition 7 is not on .*: there is no .*/7\.npz"):
+    with pytest.raises(TransientInputError, match=r"partition 7 is not on .*: there is no .*/7\.npz"):
         here(DROPPING, visit_to(0, 1, 7, False))
 
 
@@ -492,7 +492,7 @@ MISFITS = {
 
 @pytest.mark.parametrize(("state", "one"), MISFITS.values(), ids=MISFITS)
 def test_a_visit_that_does_not_fit_the_state_is_refused(state, one):
-    with pytest.raises(BadInputError, match=r"visit 5 to .* does not follow the state of m"):
+    with pytest.raises(TransientInputError, match=r"visit 5 to .* does not follow the state of m"):
         check_fits(replace(one, config="m"), state, 4)
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import TransientInputError
 from hetctl.runtime.data.sharing import node_folder as module
 from hetctl.runtime.data.sharing.node_folder import folder_of, node_folder, run_key, state_folder
 
@@ -127,7 +127,7 @@ def test_a_folder_of_others_is_refused(memory):
     folder = memory / f"hetctl-{os.getuid()}"
     folder.mkdir(mode=0o755)
     folder.chmod(0o777)
-    with pytest.raises(BadInputError, match="accessible to other users"), node_folder("run"):
+    with pytest.raises(TransientInputError, match="accessible to other users"), node_folder("run"):
         pytest.fail("used")
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kills import KILLS
 
-from hetctl.model.errors import BadInputError, LockedError
+from hetctl.model.errors import BadInputError, LockedError, TransientInputError
 from hetctl.runtime.data.sharing import ring, shared_file
 from hetctl.runtime.data.sharing.ring import (
     AWAITED,
@@ -419,7 +419,7 @@ def test_where_memory_does_not_suffice_the_ring_is_refused(path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(BadInputError, match=r"a ring needs .* MiB, and .* MiB free"):
+    with pytest.raises(TransientInputError, match=r"a ring needs .* MiB, and .* MiB free"):
         Ring.create(path, RingShape(4, SLOT_BYTES, 1), PATIENCE_S)
 
 
@@ -467,14 +467,14 @@ def test_concurrent_creators_get_the_same_ring(path):
 
 def test_another_shape_is_refused(path):
     Ring.create(path, RingShape(2, SLOT_BYTES, 1), PATIENCE_S)
-    with pytest.raises(BadInputError, match="has another shape"):
+    with pytest.raises(TransientInputError, match="has another shape"):
         Ring.create(path, RingShape(2, SLOT_BYTES, 2), PATIENCE_S)
 
 
 @pytest.mark.parametrize("text", [b"", b"x" * 100, bytes(8192), b"hetring2" + b"\x01" * 8184])
 def test_another_file_is_no_ring(path, text):
     path.write_bytes(text)
-    with pytest.raises(BadInputError, match=r"is no ring|is empty"):
+    with pytest.raises(TransientInputError, match=r"is no ring|is empty"):
         Ring(path)
 
 

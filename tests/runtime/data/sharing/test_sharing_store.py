@@ -12,7 +12,7 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from hetctl.model.errors import BadInputError, LockedError
+from hetctl.model.errors import BadInputError, LockedError, TransientInputError
 from hetctl.runtime.data.sharing import shared_file
 from hetctl.runtime.data.sharing import store as module
 from hetctl.runtime.data.sharing.store import SampleStore
@@ -241,14 +241,14 @@ def test_killed_at_any_line_the_store_is_whole_or_not_there(tmp_path):
 )
 def test_a_store_of_other_samples_is_refused(path, other):
     fill(opened(path), [3])
-    with pytest.raises(BadInputError, match="holds other samples"):
+    with pytest.raises(TransientInputError, match="holds other samples"):
         opened(path, **other)
     assert_whole(opened(path), [3])
 
 
 def test_a_file_of_someone_else_is_left_alone(path):
     path.write_text("a diary")
-    with pytest.raises(BadInputError, match="holds other samples"):
+    with pytest.raises(TransientInputError, match="holds other samples"):
         opened(path)
     assert path.read_text() == "a diary"
 
@@ -261,6 +261,8 @@ def test_too_little_space_leaves_no_file(path, monkeypatch, is_known):
     if is_known:
         monkeypatch.setattr(shared_file, "_free_bytes", lambda _folder: 2**20)
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(BadInputError, match=r"prepared samples needs 69\.6 MiB, and .*store has .* free"):
+    with pytest.raises(
+        TransientInputError, match=r"prepared samples needs 69\.6 MiB, and .*store has .* free"
+    ):
         opened(path, samples=1_000_000)
     assert list(path.parent.iterdir()) == []
