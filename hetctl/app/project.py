@@ -99,7 +99,7 @@ class Project:
         if not create:
             raise BadInputError(
                 f"there is no catalog in {self.home.path}",
-                "`hetctl submit` starts a run",
+                "`hetctl submit` starts a run; of one that was started elsewhere, go to its folder",
             )
 
     @contextmanager

@@ -38,8 +38,9 @@ from hetctl.reports.units import (
 )
 
 NARROW = 80
-WIDE_ONLY = frozenset({">rate\nprof.", ">time\npredicted"})
-"""Columns of the member table that narrow terminals have no room for."""
+PROFILED = ">rate\nprof."
+WIDE_ONLY = PROFILED, ">time\npredicted"
+"""Columns of the member table that are left out where they are empty, or the terminal is narrow."""
 KEPT = ">best\nkept"
 """Column of the member table with the best epoch whose checkpoint is kept."""
 KEPT_WIDTH = 7
@@ -83,7 +84,7 @@ def status_table(
     ----------
     width : int
         Columns of the terminal; those beyond 80 are used for more rounds. With fewer than 80 the columns
-        `WIDE_ONLY` are left out.
+        `WIDE_ONLY` are left out, and wherever they would be empty.
     first : int
         Number of the first member that is shown.
     chosen : int or None
@@ -156,10 +157,11 @@ def _members(status: RunStatus, width: int | None) -> Section:
     if not _shows_kept(status, width):
         del columns[KEPT]
     is_wide = width is None or width >= NARROW
-    if not is_wide:
-        columns = {header: cell for header, cell in columns.items() if header not in WIDE_ONLY}
+    for header in WIDE_ONLY:
+        if not is_wide or all(columns[header](member) == NONE for member in status.members):
+            del columns[header]
     rest = more(len(status.states) - len(status.members), "more members, which `hetctl status --json` has")
-    rates = ", profiled and seen" if is_wide else ""
+    rates = ", profiled and seen" if PROFILED in columns else ""
     kept = "; best kept: epoch whose checkpoint stays" if KEPT in columns else ""
     note = f"rate: samples/s on the {held} held last{rates}; best: of all epochs{kept}"
     if width is None:
@@ -174,7 +176,7 @@ def _members(status: RunStatus, width: int | None) -> Section:
         notes=[
             *rest,
             (note, "dim"),
-            *([(GUESS_NOTE, "dim")] if has_guess and is_wide else []),
+            *([(GUESS_NOTE, "dim")] if has_guess and PROFILED in columns else []),
             *((f"{name}: {changes}", "dim") for name, changes in described if changes),
             *((warning, "yellow") for warning in status.warnings),
         ],
@@ -201,7 +203,7 @@ def _member_columns(status: RunStatus, width: int | None) -> dict[str, Callable[
         f"{device_word(status.device)}\nper round": lambda member: gpus_by_round(
             member.gpus_by_round, rounds_width
         ),
-        ">rate\nprof.": _planned_rate,
+        PROFILED: _planned_rate,
         ">rate\nseen": lambda member: format_rate(getattr(member.last_rate, "seen", None)),
         ">epochs": _epochs,
         f">best {head}{underscore}\n{tail}" if shared else ">best": lambda member: (

@@ -63,6 +63,15 @@ def test_a_narrow_terminal_has_whole_names_and_fewer_columns(make_run: MakeRun, 
     assert not {"prof.", "predicted"} & {word for line in lines[6:] for word in line.split()}
 
 
+def test_a_run_without_a_profile_has_no_columns_of_predictions(make_run: MakeRun) -> None:
+    run = make_run(("mlp", "cnn-residual"))
+    first, second = run.members
+    learned = replace(first, predicted_s=None, rates=())
+    one_planned, none = (replace(run, members=(learned, other)) for other in (second, learned))
+    assert " ".join(show(status_table(one_planned))[8].split()).endswith("accuracy predicted measured")
+    assert " ".join(show(status_table(none))[8].split()).endswith("epochs accuracy measured")
+
+
 def test_a_failed_member_shows_its_reason_and_log_without_markup(make_run: MakeRun) -> None:
     run = make_run()
     log = ("\x1b[31mTraceback\x1b[0m", "[bold]OOM[/bold]")
