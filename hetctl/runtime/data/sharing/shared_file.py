@@ -11,12 +11,12 @@ import os
 import struct
 import threading
 import time
-import uuid
 import weakref
 from contextlib import closing, suppress
 from pathlib import Path
 
 from hetctl.model.errors import TransientInputError
+from hetctl.storage.atomic_io import draft
 
 FORM = "hhqqi"
 """Format of fcntl(2)'s ``struct flock``: type, whence, start, length, process (0 for these locks)."""
@@ -28,8 +28,7 @@ POLL_S = 0.05
 
 def create(path: Path, head: bytes, size: int) -> None:
     """Make a private file that begins with `head`, unless there is one; it takes no space yet."""
-    own = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
+    with draft(path) as own:
         with os.fdopen(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             os.fchmod(file.fileno(), 0o600)
             file.write(head)
@@ -37,8 +36,6 @@ def create(path: Path, head: bytes, size: int) -> None:
         with suppress(FileExistsError):
             # link(2) fails where the name exists; rename(2) would replace a file that others have mapped.
             os.link(own, path)
-    finally:
-        own.unlink(missing_ok=True)
 
 
 def map_whole(path: Path, content: str, hint: str) -> mmap.mmap:
@@ -172,11 +169,11 @@ def announce(ring: Path) -> ByteLocks:
     The file gets its name only after it is locked: if it is not locked, the service is over.
     """
     path = _leader_file(ring)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    locks = ByteLocks(temporary)
-    locks.acquire(0)
-    temporary.replace(path)
+    with draft(path) as own:
+        os.close(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        locks = ByteLocks(own)
+        locks.acquire(0)
+        own.replace(path)
     return locks
 
 
