@@ -128,13 +128,13 @@ def project(tmp_path):
 
 def reports_of(project: ProjectFolder, member: str) -> list[tuple[int, int]]:
     """Return the epochs that a member has tried to report, each with its number of ranks."""
-    (path,) = (project.path / ".hetctl").rglob(f"{member}/reports.txt")
+    (path,) = project.path.glob(f".hetctl/checkpoints/*/{member}/reports.txt")
     return [tuple(map(int, line.split())) for line in path.read_text().splitlines()]
 
 
 def test_killed_and_stopped_examples_go_on_with_other_ranks(project):
     assert project.here("submit", "--json").code == 0
-    wait_for(lambda: len([*(project.path / ".hetctl").rglob("held")]) == len(EXAMPLES))
+    wait_for(lambda: len([*project.path.glob(".hetctl/checkpoints/*/*/held")]) == len(EXAMPLES))
     assert project.here("cancel", "--json").code == 0
     wait_for(lambda: any(event.kind == "job_ended" for event in project.driver_events("all-001")))
     file = project.path / "ensemble.yaml"
