@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from statistics import median
 
 import pytest
 from driven_job import Job
@@ -67,8 +68,9 @@ def test_sizes_and_samples_go_on_where_training_was_stopped(tmp_path, monkeypatc
         log = list(records_in(lines))
     found = replay(log)
     assert found.difference is None
-    # 48 and 16 samples take the same time.
-    assert found.iterations[-1].answer[0] == pytest.approx(48, abs=6)
+    # 48 and 16 samples take the same time; a busy machine may slow down a rank for a while.
+    later = [iteration.answer[0] for iteration in found.iterations[len(found.iterations) // 4 :]]
+    assert median(later) == pytest.approx(48, abs=6)
     starts = [record for record in log if isinstance(record, ManagerStart)]
     # On a busy machine the first driver may end before the first iteration.
     given = [any(map(is_iteration, log[: log.index(start)])) for start in starts]
