@@ -133,7 +133,8 @@ class RankGroup:
     killed : bool
         True if the remaining ranks were killed after a failure.
     beside_others : bool
-        True if the rank that it lost was at work for other members, too, or had no memory for it beside them.
+        True if the rank that it lost, not with its node, was at work for other members, too, or had no memory
+        for it beside them.
     divided_s : float or None
         Seconds of a shared GPU, each divided by the groups there; None if it has its GPUs alone.
     told : list of dict

@@ -385,7 +385,8 @@ class RankPool:
         if slot := self._slots.pop(gpu, None):
             at_work = [group for group in slot.groups if slot in group.working]
             for group in at_work:
-                group.beside_others = len(at_work) > 1
+                # A lost node says nothing against any of them.
+                group.beside_others = lost_node is None and len(at_work) > 1
                 group.record_lost_rank(slot, exit_code, output, lost_node)
             # Also for a rank in a group: it may have been writing the last member's checkpoint.
             self.reports.append(RankEnded(worker_named(gpu[0], gpu[1:])))

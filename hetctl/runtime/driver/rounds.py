@@ -304,7 +304,7 @@ class Rounds:
 
 def reason_of_end(group: RankGroup, running: RunningTask, report: TaskReport) -> ExitReason:
     """Return why a task ended; a member that is stopping may also be killed."""
-    if group.beside_others and not group.lost_nodes:
+    if group.beside_others:
         # The one at fault will fail alone.
         return report.exit_reason or ExitReason.STOPPED
     if group.hung:

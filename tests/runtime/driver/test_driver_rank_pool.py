@@ -180,6 +180,14 @@ class Job:
         there = alive(str(AgentFiles.within(self.folder).address))
         return [pid for pid in there if _parent(pid) == os.getpid()]
 
+    def agent(self) -> int:
+        """Return the agent of the one keeper."""
+        (keeper,) = self.agents()
+        (agent,) = (
+            pid for pid in alive(str(AgentFiles.within(self.folder).address)) if _parent(pid) == keeper
+        )
+        return agent
+
     def start(
         self,
         name: str,
@@ -306,6 +314,14 @@ def test_fused_members_have_one_rank_whose_death_is_no_fault_of_theirs(job):
     (last,) = job.end_of("last")
     assert reason_of_end(last, RunningTask(None, 0, 1.0, 0.0), TaskReport()) is ExitReason.KILLED
     assert job.free() == {0, 1, 2, 3}
+    # A lost node leaves none of them to train alone from then on.
+    for seat, name in enumerate(("five", "six"), start=1):
+        job.start(name, 1, seat=seat, kind=FUSED, steps=10_000)
+    wait_for(lambda: job.at_work("five") and job.at_work("six"))
+    os.kill(job.agent(), signal.SIGKILL)
+    for group in job.end_of("five", "six"):
+        assert reason_of_end(group, RunningTask(None, 0, 1.0, 0.0), TaskReport()) is ExitReason.NODE_FAILURE
+        assert not group.beside_others
 
 
 def test_members_on_one_slot_have_a_rank_each_and_one_that_is_killed_ends_alone(job):
@@ -638,8 +654,7 @@ def test_a_killed_agent_ends_its_ranks_and_is_started_again(job, victim, lost):
     wait_for(lambda: len(job.at_work("first")) == 2)
     old = job.at_work("first")
     (keeper,) = job.agents()
-    (agent,) = (pid for pid in alive(str(AgentFiles.within(job.folder).address)) if _parent(pid) == keeper)
-    os.kill(keeper if victim == "keeper" else agent, signal.SIGKILL)
+    os.kill(keeper if victim == "keeper" else job.agent(), signal.SIGKILL)
     (first,) = job.end_of("first")
     assert (first.exit_code, first.lost_nodes) == (128 + signal.SIGKILL, lost)
     wait_for(lambda: job.rank_pool.reap() == [] and job.rank_pool.nodes == (NODE,))
