@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, redirect_stderr, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import report_failure
 from hetctl.runtime.worker.training import Trainer, build_member, reporting
 from hetctl.scheduling.job_scheduler import ALONE
+from hetctl.storage.event_files import EventWriter
 
 
 @dataclass
@@ -85,7 +86,7 @@ class FusedMembers:
                 self._end(name)
             except Exception as error:
                 # The others need not begin anew for an error of one.
-                self._end(name, report_failure(error, member.trainer.events))
+                self._end(name, _failed(error, member.trainer.events, member.log))
         results = self._fused.run(works)
         if self._fused.measured and self._members:
             trainer = next(iter(self._members.values())).trainer
@@ -115,7 +116,7 @@ class FusedMembers:
             trainer = FusedTrainer(**fields)
         except Exception as error:
             keep.close()
-            own.send(done=True, code=report_failure(error, own.writer(task)))
+            own.send(done=True, code=_failed(error, own.writer(task), task.log))
             return
         self._fused.join(task.name, built.network)
         if not all(isinstance(loader, ArrayLoader) for loader in (built.training, built.validation)):
@@ -144,6 +145,14 @@ def _tell(log: Path, text: str) -> None:
     """Append a line to a member's own log; ignore a full disk."""
     with suppress(OSError):
         append(log, f"{text}\n")
+
+
+def _failed(error: Exception, events: EventWriter, log: Path) -> int:
+    """Report a failure as `report_failure`, in the member's own log."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            stack.enter_context(redirect_stderr(stack.enter_context(log.open("a"))))
+        return report_failure(error, events)
 
 
 def _resumed(steps: Steps, result: Any) -> Any:
