@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from hetctl.model.errors import BadInputError, LockedError, is_transient
+from hetctl.model.errors import DISK_FULL_ERRORS, BadInputError, LockedError, is_transient
 from hetctl.model.serialization import encode, parse
 from hetctl.model.values import dataclass
 from hetctl.storage.atomic_io import draft, hard_link, make_private_folder, write_json
@@ -102,6 +102,8 @@ class ProjectLock:
             If another process still holds it after `patience_s`.
         BadInputError
             If the lock file cannot be written.
+        OSError
+            If the disk is full, or does not answer.
         """
         self._holder = replace(self._holder, since=time.time())
         try:
@@ -114,7 +116,7 @@ class ProjectLock:
             self._heartbeat.close()
             # The file may still be there, and this process may try again.
             _LEFT.add(self._holder)
-            if is_transient(error):
+            if is_transient(error) or error.errno in DISK_FULL_ERRORS:
                 raise
             raise BadInputError(
                 f"the project's lock {self._path} cannot be written: {error.strerror}",

@@ -296,6 +296,7 @@ def test_a_submit_to_a_full_disk_is_refused_and_leaves_no_run(project, small_dis
     done = project.here("submit", "--json", **home)
     assert (done.code, done.error["kind"]) == (2, "bad-input"), done.error
     assert words in done.error["message"]
+    assert "free some space" in done.error["hint"]
     assert list((small_disk / "home" / "runs").glob("*")) == []
     (small_disk / "rest").unlink()
     assert project.here("plan", **home).code == 0
