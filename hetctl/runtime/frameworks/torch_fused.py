@@ -169,7 +169,9 @@ class Slice:
         """Train alone, as the default ``train_fn`` does; return the loss."""
         with self.own_random():
             self.parts.optimizer.zero_grad()
-            loss = self.parts.loss(self.parts.model.train()(x), y)
+            # A user's method may return nothing.
+            self.parts.model.train()
+            loss = self.parts.loss(self.parts.model(x), y)
             loss.backward()
             if self.stack:
                 self.stack.publish(self)
@@ -262,6 +264,8 @@ class Stack:
         self.slices: list[Slice | None] = [*slices]
         first = slices[0]
         self._model, self._has_one_loss = first.parts.model, _is_one_function(self._losses)
+        # At first it says that it trains, but a method of its own may keep parts from it.
+        self._model.train()
         self._rule = RULES[type(first.parts.optimizer)]
         trained = [[*one.trained.values()] for one in slices]
         self._shapes = [one.shape for one in trained[0]]
@@ -879,7 +883,8 @@ def _different_alone(
     try:
         with _without_effect([own]), own.own_random():
             before = _beside_tensors(own)
-            outputs = functional_call(own.parts.model.train(), held, (x,))
+            own.parts.model.train()
+            outputs = functional_call(own.parts.model, held, (x,))
             has_own = own.parts.loss(tree_map(torch.detach, outputs), y).requires_grad
             loss = own.parts.loss(outputs, y)
             after = _beside_tensors(own)
@@ -943,7 +948,8 @@ def _alone(work: Work) -> Any:
         if work.scores is None:
             return own.step(x, y)
         with torch.no_grad(), own.own_random():
-            outputs = own.parts.model.eval()(x)
+            own.parts.model.eval()
+            outputs = own.parts.model(x)
             return outputs, [score(outputs, y) for score in work.scores.values()]
     except Exception as error:
         return error

@@ -262,7 +262,8 @@ def make_parameters(parts: Parts, sample: Samples, device: torch.device) -> None
     if any(is_lazy(parameter) for parameter in parts.model.parameters()):
         with torch.no_grad():
             # In eval mode: this sample must not enter the running statistics of batch norm.
-            parts.model.eval()(tensors_of(sample[0][:1], device))
+            parts.model.eval()
+            parts.model(tensors_of(sample[0][:1], device))
 
 
 def _problems(given: Mapping[Any, Any]) -> Iterator[str]:

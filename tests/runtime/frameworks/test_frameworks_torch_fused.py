@@ -165,6 +165,13 @@ class Keeping(nn.Module):
         self.outputs = self.inner(x)
         return self.outputs
 
+    def train(self, mode=True):
+        super().train(mode)
+        # As most do, it returns nothing.
+        for each in self.inner:
+            if isinstance(each, nn.BatchNorm1d):
+                each.eval()
+
 
 def judged_by(value):
     """Return parts whose values are in a default, an object and a closure."""
@@ -185,7 +192,7 @@ def judged_by(value):
 
 def test_losses_and_metrics_are_those_of_each_member_and_modules_may_keep_results():
     changes = [{"wrap": Keeping, "change": lambda _, value=v: judged_by(value)} for v in (1.0, 1.9, 2.0)]
-    assert_as_alone([{"options": {"lr": 0.01}, **each} for each in changes], last=4)
+    assert_as_alone([{"options": {"lr": 0.01}, "norm": True, **each} for each in changes], last=4)
 
 
 @settings(max_examples=10, deadline=None)
@@ -370,6 +377,7 @@ def half(model):
         ([{"wrap": Noisy}] * 2, "RuntimeError: vmap"),
         ([{"wrap": Noisy, "dropout": 0.2}] * 2, "RuntimeError: vmap"),
         ([{"wrap": Replacing}] * 2, "TypeError: the module replaces a buffer"),
+        ([{"wrap": Keeping, "rule": torch.optim.RMSprop}] * 2, "its optimizer is RMSprop"),
         ([{"wrap": Counting}] * 2, "its module changes its attributes"),
         ([{"wrap": Drawing}] * 2, "draws random numbers of Python or NumPy"),
         ([{"wrap": Padded}] * 2, "its embeddings have a padding_idx"),
