@@ -64,7 +64,10 @@ class KerasNetwork(TrainableNetwork):
     gather = staticmethod(gather)
     _rate: KerasRate
 
-    def __init__(self, model: Any, member: Member, functions: UserFunctions, group: Group) -> None:
+    def __init__(
+        self, model: Any, member: Member, functions: UserFunctions, group: Group, metrics: Collection[str]
+    ) -> None:
+        self._names = metrics
         self._rate = KerasRate(model.optimizer)
         self._assigned: dict[int, float] = {}
         with tf.device("CPU:0"):
@@ -156,7 +159,7 @@ class KerasNetwork(TrainableNetwork):
 
     def metric_names(self) -> Collection[str]:
         """Return the names of the compiled metrics; none if ``evaluate_fn`` adds some."""
-        return () if self._evaluate_fn else self._metrics().keys()
+        return () if self._evaluate_fn else [f"val_{name}" for name in self._names]
 
     def _metrics(self) -> dict[str, float]:
         return {f"val_{name}": float(each) for name, each in self._model.get_metrics_result().items()}
@@ -285,8 +288,8 @@ def numbered(owner: str, holder: Any) -> dict[str, Any]:
     return {f"{owner}/{index:04d}": variable for index, variable in enumerate(holder.variables)}
 
 
-def make_variables(model: Any, x: Any, y: Any) -> None:
-    """Create all variables of a model, its optimizer, loss and metrics, and leave their values.
+def make_variables(model: Any, x: Any, y: Any) -> Collection[str]:
+    """Create all variables of a model, its optimizer, loss and metrics; return the names of the metrics.
 
     A compiled step that creates variables is traced twice.
     """
@@ -295,7 +298,10 @@ def make_variables(model: Any, x: Any, y: Any) -> None:
     model.optimizer.build(model.trainable_variables)
     model.compute_loss(x=inputs, y=targets, y_pred=outputs)
     model.compute_metrics(inputs, targets, outputs)
+    # Without any sample, a user's metric may divide by zero.
+    names = [*model.get_metrics_result()]
     model.reset_metrics()
+    return names
 
 
 def _tensors_of(rows: Any) -> Any:

@@ -86,8 +86,7 @@ class TensorFlow(Framework):
             If ``model_fn`` returns anything but a compiled Keras model.
         """
         model = compiled_model(functions.model_fn(dict(member.config)), member.name)
-        make_variables(model, *sample)
-        return KerasNetwork(model, member, functions, group)
+        return KerasNetwork(model, member, functions, group, make_variables(model, *sample))
 
     def load(self) -> None:
         """Import Horovod."""

@@ -14,6 +14,7 @@ from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.frameworks.keras_model import KerasRate, update_sequentially
+from hetctl.runtime.frameworks.keras_network import make_variables
 from hetctl.runtime.frameworks.tensorflow import PoolMemory
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
@@ -165,3 +166,16 @@ def test_updates_in_turn_take_the_memory_of_few_terms(name):
     update(gradients)
     # At once, the terms of all weights take more than the weights themselves.
     assert gauge.peak() - before < WEIGHTS / 2 * WEIGHT_BYTES
+
+
+def test_a_metric_that_divides_by_its_samples_has_a_name_before_the_first():
+    class Error(keras.metrics.MeanSquaredError):
+        def result(self):
+            return float(self.total) / float(self.count)
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=[Error(name="error")])
+    sample = np.ones((1, 2), "float32"), np.ones((1, 1), "float32")
+    assert make_variables(model, *sample) == ["loss", "error"]
+    with pytest.raises(ZeroDivisionError):
+        model.get_metrics_result()
