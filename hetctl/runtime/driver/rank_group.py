@@ -191,8 +191,7 @@ class RankGroup:
         return (s for rank, s in enumerate(self.slots) if rank not in self.done | self.lost)
 
     def on_message(self, slot: RankSlot, message: Any) -> None:
-        """Process a message of a rank; any message counts as a heartbeat."""
-        self.last_message_at = time.monotonic()
+        """Process a message of a rank."""
         if "master" in message:
             self.master = decode(Address, message["master"])
         if "metrics" in message:

@@ -265,9 +265,10 @@ class RankPool:
             return
         if "ready" in message:
             slot.ready = True
-        # Fused members tell which of them is meant.
-        for group in [one for one in slot.groups if message.get("member", one.name) == one.name]:
-            if "ready" not in message and slot in group.working:
+        for group in [] if "ready" in message else [one for one in slot.groups if slot in one.working]:
+            # Fused members are one process: a message of one of them shows that none hangs.
+            group.last_message_at = time.monotonic()
+            if message.get("member", group.name) == group.name:
                 group.on_message(slot, message)
                 if "written" in message:
                     self.note_written(group.name, message["written"])
