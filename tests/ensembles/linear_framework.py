@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,10 @@ class LinearNetwork(TrainableNetwork):
                 hits = self._classifier.shares(x).argmax(axis=1) == y
                 sums += count * np.array([self._classifier.loss(x, y), hits.mean(), 1.0])
         return {"val_loss": float(sums[0] / sums[2]), "val_accuracy": float(sums[1] / sums[2])}
+
+    def metric_names(self) -> Collection[str]:
+        """Return the names of what `evaluate` returns."""
+        return "val_loss", "val_accuracy"
 
     def save(self) -> dict[str, Array]:
         """Return the weights and the learning rate."""
