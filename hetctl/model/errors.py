@@ -33,7 +33,7 @@ class BadInputError(HetctlError):
 
 
 class TransientInputError(BadInputError):
-    """Input that another try may find in order: files, packages or interfaces of a node, samples, numbers."""
+    """Input that another try may find in order: files, packages or interfaces of a node, samples."""
 
 
 class DamagedFileError(BadInputError):

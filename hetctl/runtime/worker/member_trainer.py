@@ -560,4 +560,7 @@ def check_finite(metrics: Mapping[str, float], after: str) -> None:
     """
     for name, value in metrics.items():
         if not np.isfinite(value):
-            raise TransientInputError(f"{name} is {value} after the {after}: training diverged")
+            raise BadInputError(
+                f"{name} is {value} after the {after}: training diverged, and would again",
+                "lower its learning rate, or clip its gradients",
+            )

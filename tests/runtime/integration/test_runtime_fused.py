@@ -21,12 +21,12 @@ def member(name, seed, epochs=3, **config):
     return Member(name, config, 32, seed, StopRule("val_accuracy", "max", 99, max_epochs=epochs), max_gpus=1)
 
 
-def real_job(folder, members, *, fuse=True, **how):
+def real_job(folder, members, *, fuse=True):
     """Return a job on one slot."""
     folder.mkdir()
     ensemble = Ensemble("e", "pytorch", functions_of("pytorch"), members, str(ENSEMBLES))
     configs = {one.name: {} for one in members}
-    job = Job(folder, configs, slots=1, ensemble=ensemble, planner="fluid", options={"fuse": fuse}, **how)
+    job = Job(folder, configs, slots=1, ensemble=ensemble, planner="fluid", options={"fuse": fuse})
     job.python = sys.executable
     return job
 
@@ -64,8 +64,8 @@ def test_members_of_one_shape_train_together_and_each_as_alone(tmp_path):
         member("wide", 6, units=40, dropout=0.2),
         member("last", 7, dropout=0.1, learning_rate=0.005),
     )
-    fused = real_job(tmp_path / "fused", members, retries=0)
-    alone = real_job(tmp_path / "alone", members, fuse=False, retries=0)
+    fused = real_job(tmp_path / "fused", members)
+    alone = real_job(tmp_path / "alone", members, fuse=False)
     for job in (fused, alone):
         assert "ended: finished" in job.drive()
     began, ended = {}, {}
@@ -74,7 +74,7 @@ def test_members_of_one_shape_train_together_and_each_as_alone(tmp_path):
         # A machine with other work may find members alone faster: then some leave, and come again.
         ended[name] = reason, fault
     assert began == {**dict.fromkeys(("first", "short", "wild", "last"), "fused"), "wide": "data-parallel"}
-    assert ended.pop("wild") == ("program-error", True)
+    assert ended.pop("wild") == ("bad-input", True)
     assert set(ended.values()) == {("finished", False)}
     assert [error.data["error"] for error in fused.events("failed", "wild")] == [
         error.data["error"] for error in alone.events("failed", "wild")

@@ -463,7 +463,7 @@ def test_a_full_disk_ends_the_next_visit(here, monkeypatch):
 
 def test_training_that_diverges_fails(here):
     member = replace(DROPPING, config={"optimizer": "sgd", "learning_rate": float("nan")})
-    with pytest.raises(TransientInputError, match="loss is nan after the visit: training diverged"):
+    with pytest.raises(BadInputError, match="loss is nan after the visit: training diverged"):
         here(member, visit_to(0, 1, 0, False))
 
 
