@@ -78,7 +78,7 @@ class FluidCandidate:
     @property
     def sitter(self) -> Sitter:
         """The member as it may share a GPU."""
-        return Sitter(self.workload, self.slack)
+        return Sitter(self.workload, self.slack, self.fixed)
 
     @property
     def start_s(self) -> float:

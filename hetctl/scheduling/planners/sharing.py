@@ -39,10 +39,13 @@ class Sitter:
     ----------
     slack : float
         Factor by which it may be slowed down and still be done with all others; 1 or less if it is late.
+    fixed : bool
+        True if it can be neither stopped nor moved.
     """
 
     workload: Workload
     slack: float
+    fixed: bool = False
 
 
 @dataclass(eq=False)
@@ -82,7 +85,7 @@ class SharedGpu:
         is_own : bool
             True if it sits here now: then it stays unless it delays a member that is late.
         """
-        if not self.sitters:
+        if not self.sitters or (is_own and sitter.fixed):
             return True
         if any(other.workload.busy >= 1 for other in (*self.sitters, sitter)):
             return False
@@ -175,7 +178,8 @@ class SharedCapacity:
 
     def _empty_one(self) -> bool:
         """Let those on one shared GPU move to others, of which no one is slowed down; false if none can."""
-        fewest = sorted(self.shared, key=lambda one: (self._stays(one), one.busy))
+        movable = (one for one in self.shared if not any(sitter.fixed for sitter in one.sitters))
+        fewest = sorted(movable, key=lambda one: (self._stays(one), one.busy))
         for one in fewest[:MOST_COMPARED]:
             moved: list[SharedGpu] = []
             for sitter in sorted(one.sitters, key=lambda sitter: -sitter.workload.busy):
@@ -215,6 +219,8 @@ class SharedCapacity:
         for donor in self.shared:
             spare = donor.busy - 1
             for sitter in donor.sitters if spare > 0 else ():
+                if sitter.fixed:
+                    continue
                 busy = sitter.workload.busy
                 # Rounding must not let it move to and fro.
                 least = max(busy * sitter.workload.interruption_s / time_s, LEAST_BUSY)

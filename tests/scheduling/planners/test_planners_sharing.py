@@ -159,6 +159,27 @@ def test_members_move_from_a_gpu_with_too_many_to_one_that_idles_if_the_restart_
         assert decision.stop == ()
 
 
+@pytest.mark.parametrize(
+    "crowd",
+    [
+        # Three times slower together, with too little memory, and with too little time of the device.
+        [replace(member(name, 100, 0.3), slowed={"": Slowed(3.0)}) for name in "ab"],
+        [member(name, 100, 0.3, 0.6) for name in "ab"],
+        [member(f"m{busy}", 100, busy) for busy in (0.6, 0.4, 0.3)],
+    ],
+)
+def test_those_who_fit_nowhere_else_before_the_limit_of_the_job_keep_their_seats(
+    crowd: list[Workload],
+) -> None:
+    held = (*on_one_gpu(0, *crowd), *on_one_gpu(1, member("idle", 100, 0.1)))
+    names = {one.workload.name for one in held}
+    request = ask(member("new", 100, 0.3), gpus=3, held=held)
+    assert names & {one.member for one in FLUID.decide(request).start}
+    fixed = tuple(replace(one, fixed=True) for one in held)
+    decision = FLUID.decide(replace(request, held=fixed))
+    assert ([one.member for one in decision.start], decision.stop) == (["new"], ())
+
+
 def test_a_move_that_fills_nothing_is_not_made_again_and_again() -> None:
     """By rounding, the three fill a little more wherever the second one moves."""
     first, second, third = (member(name, 100, busy) for name, busy in (("a", 0.59), ("b", 0.44), ("c", 0.59)))
