@@ -318,9 +318,12 @@ class RoundScheduler(JobScheduler):
     def _start_pending(self, now_s: float) -> None:
         """Start one round with all whose GPUs are free, except members that are done or no longer fit."""
         parts: dict[bool, list[Allocation]] = {True: [], False: []}
+        # Who leaves a seat still has its part of the GPU's memory.
+        left_by = {self._shared_gpu(name) for name, running in self.running.items() if running.stopping}
         for allocation in self._pending:
+            place = allocation.placement[0]
             is_ready = allocation.member not in self.running and self.pool.can_hold(allocation.placement)
-            parts[is_ready].append(allocation)
+            parts[is_ready and (place.node, place.gpus[0]) not in left_by].append(allocation)
         ready = parts[True]
         if not ready:
             return

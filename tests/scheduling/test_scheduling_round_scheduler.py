@@ -501,6 +501,29 @@ def test_members_join_one_that_is_alone_on_a_gpu_that_may_be_shared_and_none_of_
     assert [each.alone for each in placed(started).values()] == [False, True, True, False]
 
 
+def test_no_member_takes_a_seat_on_a_gpu_that_another_is_still_leaving() -> None:
+    """Who leaves keeps its part of the memory until its checkpoint is written."""
+    seat_of = {"a": 1, "b": 2}
+
+    def decide(request: Request) -> Decision:
+        held = {one.workload.name for one in request.held}
+        new = {one.name: seat_of[one.name] for one in request.workloads if one.name in seat_of}
+        start = [
+            replace(on(name, "node-0", 0), placement=(Placement("node-0", (0,), seat),))
+            for name, seat in new.items()
+        ]
+        return Decision(tuple(start), tuple(held.difference(seat_of)))
+
+    bench = Bench(Planner("p", "elastic", decide), "ab", Cluster.of(1, 1).nodes)
+    assert seats(bench.at(0.0)) == {"a": ("data-parallel", 0, 1), "b": ("data-parallel", 0, 2)}
+    del seat_of["a"]
+    seat_of["c"] = 3
+    bench.members["c"] = bench.member("c")
+    (told,) = bench.at(1.0, MemberArrived(1.0, "c"))
+    assert isinstance(told, Stop)
+    assert seats(bench.at(2.0, TaskEnded(2.0, "a", ExitReason.STOPPED))) == {"c": ("data-parallel", 0, 3)}
+
+
 def test_members_that_cannot_train_fused_wait_and_train_alone() -> None:
     bench = fusing(LOCAL, "abc", 1)
     bench.at(0.0)
