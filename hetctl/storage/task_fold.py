@@ -254,13 +254,16 @@ class UsageFold:
         newest = self._jobs[-1][0] if self._jobs else -math.inf
         # A new job of the run has started, so the driver of these tasks was
         # killed before it could report their end.
-        abandoned = [task for task in self.open_tasks.values() if task.began_at < newest]
-        running = [task for task in self.open_tasks.values() if task.began_at >= newest]
-        beside = Counter(task.shared for task in running)
-        # Of a shared GPU, all that are on it now count as if they had been there together.
-        held = [(now - t.began_at) * t.gpus / (beside[t.shared] if t.shared else 1) for t in running]
-        lost = [(self._lost_at(task.began_at) - task.began_at) * task.gpus for task in abandoned]
-        gpu_seconds = math.fsum((*self._ended.values(), *held, *lost))
+        held = [
+            (task, now if task.began_at >= newest else self._lost_at(task.began_at))
+            for task in self.open_tasks.values()
+        ]
+        beside = Counter((task.shared, until) for task, until in held)
+        # Of a shared GPU, all that are on it at last count as if they had been there together.
+        open_s = (
+            (until - t.began_at) * t.gpus / (beside[t.shared, until] if t.shared else 1) for t, until in held
+        )
+        gpu_seconds = math.fsum((*self._ended.values(), *open_s))
         energy_j = math.fsum(self._energy.values()) if self._energy else None
         return Usage(self._rounds, gpu_seconds, math.fsum(self._node_seconds(now)), energy_j)
 

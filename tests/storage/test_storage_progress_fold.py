@@ -366,6 +366,15 @@ def test_a_task_of_a_killed_job_counts_until_the_last_event():
         event(DRIVER, "job_started", 1000, job=1),
     ]
     assert usage_of(events, now=2000).gpu_seconds == 20 * 2
+    seats = [{"node": "n", "gpus": [0], "seat": seat} for seat in (1, 2)]
+    start, *_, end, after = events
+    shared = [
+        event(DRIVER, "task_started", 10, member=name, gpus=1, placement=[seat])
+        for name, seat in zip("ab", seats, strict=True)
+    ]
+    # A shared GPU counts once, also while the job runs.
+    assert usage_of([start, *shared, end, after], now=2000).gpu_seconds == 20
+    assert usage_of([start, *shared, end], now=30).gpu_seconds == 20
 
 
 def test_use_sums_the_measured_energy_of_ended_tasks():
