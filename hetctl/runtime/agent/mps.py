@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,10 +17,16 @@ from pathlib import Path
 from hetctl.storage.processes import die_with_parent
 
 CONTROL = "nvidia-cuda-mps-control"
+LIST = ("nvidia-smi", "-L")
+"""Command that lists the GPUs and MIG devices, in the order of ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+
+Not by its library, which must be loaded after ranks' templates have been forked.
+"""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 PIPES = "control"
 """File in its folder from which on it accepts processes."""
-START_S, END_S = 10.0, 10.0
-"""Seconds that it gets to start, and to end."""
+START_S, END_S = 30.0, 10.0
+"""Seconds that it gets to start, as the list of GPUs does, and to end."""
 
 
 @contextmanager
@@ -41,12 +48,12 @@ def mps_daemon(threads: int) -> Iterator[None]:
         "CUDA_MPS_LOG_DIRECTORY": folder,
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(threads),
     }
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+    before = {name: os.environ.get(name) for name in (*variables, VISIBLE)}
     daemon = None
     try:
+        os.environ.update(variables | _visible(os.environ.get(VISIBLE)))
         daemon = _started(Path(folder))
-    except (OSError, TimeoutError) as error:
+    except (OSError, subprocess.TimeoutExpired) as error:
         _restore(before)
         print(f"agent: no MPS on this node, processes take turns on a GPU: {error}", file=sys.stderr)
     try:
@@ -56,6 +63,26 @@ def mps_daemon(threads: int) -> Iterator[None]:
             _end(daemon)
             _restore(before)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _visible(named: str | None) -> dict[str, str]:
+    """Return the variable with the visible GPUs by UUID, if there is one.
+
+    A daemon numbers the GPUs that it sees from 0, so that numbers would mean other ones to its processes
+    (https://docs.nvidia.com/deploy/mps/, CUDA_VISIBLE_DEVICES).
+
+    Raises
+    ------
+    OSError
+        If they cannot be listed, or are MIG devices: each of these would need a daemon of its own.
+    """
+    listed = subprocess.run(LIST, capture_output=True, text=True, timeout=START_S, check=False).stdout
+    uuids = re.findall(r"UUID: ((?:GPU|MIG)-[^)\s]+)", listed)
+    if not uuids or any(uuid.startswith("MIG-") for uuid in uuids):
+        raise OSError(f"{' '.join(LIST)} lists {'MIG devices' if uuids else 'no GPU'}")
+    numbers = (entry.strip() for entry in (named or "").split(","))
+    by_uuid = [uuids[int(n)] if n.isdecimal() and int(n) < len(uuids) else n for n in numbers]
+    return {VISIBLE: ",".join(by_uuid)} if named else {}
 
 
 def _started(folder: Path) -> subprocess.Popen[bytes]:
