@@ -23,7 +23,7 @@ from hetctl.runtime.data.sharing.node_folder import run_key
 from hetctl.runtime.driver.launched_steps import StepPool
 from hetctl.runtime.driver.rank_group import DESCRIPTIONS, RankGroup, exit_reason_of, with_peak
 from hetctl.runtime.driver.rank_pool import RankPool
-from hetctl.runtime.driver.run_members import RunMembers
+from hetctl.runtime.driver.run_members import NO_ROOM, RunMembers
 from hetctl.runtime.job_logs import length_of, log_line
 from hetctl.runtime.worker.messages import (
     RUN_COMMAND,
@@ -144,18 +144,17 @@ class Rounds:
     def close(self, group: RankGroup, running: RunningTask, report: TaskReport) -> ExitReason:
         """Record the end of a task; return its reason."""
         reason = reason_of_end(group, running, report)
-        description, unfit_gpus, gpu_type = group.description(reason), None, None
-        if reason in (ExitReason.OUT_OF_MEMORY, ExitReason.GPU_BUSY):
-            gpu_type = self._gpu_type_of(running.task.allocation)
-            unfit_gpus = self.members.unfit_gpus(running.task.allocation, gpu_type or "", reason)
-            if reason is ExitReason.GPU_BUSY and unfit_gpus == 0:
-                log_line(f"no member shares a GPU from now on: {group.name} found one that takes one process")
-                self.members.keep_apart()
-            if reason is ExitReason.OUT_OF_MEMORY and not group.overuse:
-                # The known peak counts for a trainer that reported none.
-                peak = report.peak_memory_bytes or self.members.peak_memory(group.name)
-                description = with_peak(description, peak)
-        found = (group.exit_code, reason, description, unfit_gpus, group.energy_j, gpu_type)
+        description, gpu_type = group.description(reason), self._gpu_type_of(running.task.allocation)
+        unfit_gpus = self.members.unfit_gpus(running.task.allocation, gpu_type or "", reason)
+        if reason is ExitReason.GPU_BUSY and unfit_gpus == 0:
+            log_line(f"no member shares a GPU from now on: {group.name} found one that takes one process")
+            self.members.keep_apart()
+        if reason is ExitReason.OUT_OF_MEMORY and not group.overuse:
+            # The known peak counts for a trainer that reported none.
+            peak = report.peak_memory_bytes or self.members.peak_memory(group.name)
+            description = with_peak(description, peak)
+        lacked = gpu_type if reason in NO_ROOM or unfit_gpus is not None else None
+        found = (group.exit_code, reason, description, unfit_gpus, group.energy_j, lacked)
         self._write_end(running.round, group.name, *found, group.divided_s)
         return reason
 

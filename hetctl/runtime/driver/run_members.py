@@ -29,6 +29,10 @@ from hetctl.storage.run_state import RunState
 if TYPE_CHECKING:
     from hetctl.runtime.driver.trial_queue import TrialQueue
 
+NO_ROOM = frozenset({ExitReason.OUT_OF_MEMORY, ExitReason.GPU_BUSY})
+FAULTS_OF_ANY = frozenset({ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.HUNG})
+"""How processes on a GPU with MPS end when one of them has a fault."""
+
 
 class RunMembers:
     """Members of a run that still need training.
@@ -156,11 +160,16 @@ class RunMembers:
     def unfit_gpus(self, allocation: Allocation, gpu_type: str, reason: ExitReason) -> int | None:
         """Return the GPUs of a member without room, if it should try another number of them; else None.
 
-        0 means that it shared a GPU, and is not to do so again.
+        0 means that it shared a GPU, and is not to do so again. With MPS so does a member with a fault there,
+        as it may be that of another: the one at fault will fail alone.
         """
         # Of several who share a GPU, the first one may have told already that its shape is not to.
         began_beside = allocation.mode == DATA_PARALLEL and not allocation.alone
-        if not allocation.own_gpus and (began_beside or self._workloads.may_share(allocation.member)):
+        is_concerned = reason in NO_ROOM or (
+            self._spec.site.mps and reason in FAULTS_OF_ANY and allocation.mode == DATA_PARALLEL
+        )
+        shares = not allocation.own_gpus and (began_beside or self._workloads.may_share(allocation.member))
+        if is_concerned and shares:
             return 0
         tries = reason is ExitReason.OUT_OF_MEMORY and allocation.mode == DATA_PARALLEL
         if tries and self._workloads.has_other_gpus(allocation.member, allocation.gpus, gpu_type):

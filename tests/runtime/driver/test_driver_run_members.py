@@ -93,11 +93,19 @@ def test_the_pace_of_others_is_not_a_members_rate(tmp_path, sharing, rate):
     assert members.workloads()["a"].rates[1] == rate
 
 
-@pytest.mark.parametrize("reason", [ExitReason.OUT_OF_MEMORY, ExitReason.GPU_BUSY])
+@pytest.mark.parametrize(
+    ("reason", "mps"),
+    [
+        (ExitReason.OUT_OF_MEMORY, False),
+        (ExitReason.GPU_BUSY, False),
+        # With MPS it may be the fault of another process on the GPU.
+        *((reason, True) for reason in (ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.HUNG)),
+    ],
+)
 def test_rates_on_a_shared_gpu_are_not_the_members_own_and_one_without_room_there_gets_a_whole_one(
-    tmp_path, reason
+    tmp_path, reason, mps
 ):
-    members, _ = members_in(tmp_path, "a", options={"max_per_gpu": 4}, busy=0.3)
+    members, _ = members_in(tmp_path, "a", options={"max_per_gpu": 4}, busy=0.3, mps=mps)
     assert (members.workloads()["a"].busy, members.workloads()["a"].memory) == (0.3, 0.25)
     driver, trainer = (EventWriter(tmp_path / "events", source, 0) for source in (DRIVER, "a"))
     placement = (Placement("n", (0,), 2),)
@@ -113,6 +121,10 @@ def test_rates_on_a_shared_gpu_are_not_the_members_own_and_one_without_room_ther
     # Others of its shape may have begun beside it, too.
     again = (replace(allocation, alone=alone) for alone in (False, True))
     assert [unfit_gpus, *(members.unfit_gpus(one, "", reason) for one in again)] == [0, 0, None]
+    own = [members.unfit_gpus(allocation, "", ExitReason.BAD_INPUT)]
+    # Without MPS the other processes on a GPU train on.
+    own += [] if mps else [members.unfit_gpus(allocation, "", ExitReason.PROGRAM_ERROR)]
+    assert not any(gpus is not None for gpus in own)
 
 
 def test_no_member_shares_a_gpu_any_more_where_it_takes_one_process(tmp_path):
@@ -132,7 +144,7 @@ def test_the_throughput_of_preprocessors_is_learned_unless_it_was_measured(tmp_p
     assert members.preprocess == (known or seen_points([40.0]))
 
 
-def members_in(folder, *names, sharing="none", options=None, busy=None, preprocess=()):
+def members_in(folder, *names, sharing="none", options=None, busy=None, preprocess=(), mps=False):
     """Return a run's members of three epochs of 100 samples, and the announced lengths of files."""
     rule = StopRule("loss", max_epochs=3)
     spec = RunSpec(
@@ -142,7 +154,7 @@ def members_in(folder, *names, sharing="none", options=None, busy=None, preproce
             tuple(Member(name, stop=rule) for name in names),
             "/x",
         ),
-        site=Site(*("local", "local", "local", 1, 2, 2, 2**30, (Queue("local"),))),
+        site=Site(*("local", "local", "local", 1, 2, 2, 2**30, (Queue("local"),)), mps=mps),
         planner="fluid", gpus=2, queue="local", wall_s=3600, grace_s=60, checkpoints=str(folder),
         sharing=sharing, options=options or {}, preprocess=preprocess,
         profiles=tuple(MemberProfile(name, {1: 10.0}, None, 100, busy=busy) for name in names),
