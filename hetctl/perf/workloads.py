@@ -93,6 +93,8 @@ class Workloads:
         self._levels: Mapping[str, Level] = {}
         self._epoch = USUAL_EPOCH
         self._scripts_s: dict[str, float] = {}
+        self._peaks: dict[tuple[str, int | None], int] = {}
+        """Largest peaks of memory seen in training, by shapes and changed batches."""
         self._seen_together = set[tuple[str, ...]]()
         self._together: dict[tuple[str, str], list[float]] = defaultdict(list)
         """Logarithms of slowdowns by pairs of shapes."""
@@ -178,11 +180,11 @@ class Workloads:
                 if seconds is not None and seconds != getattr(before, time, None):
                     newest.append(seconds)
         unfit = [name for name, now in changed.items() if now.unfit != self._unfit_now(name)]
-        fused = self._note_fused(changed)
+        fused, grown = self._note_fused(changed), self._note_peaks(changed)
         self._progress |= changed
         news = [name for name in changed if self._has_news(name)]
         outdated = {*changed, *self._forecast.update(changed), *self._mates_of(news)}
-        concerned = (mate for name in (*unfit, *fused) for mate in self._alike[name])
+        concerned = (mate for name in (*unfit, *fused, *grown) for mate in self._alike[name])
         outdated.update(mate for mate in concerned if mate in self._progress)
         if ended := {name: changed[name].script_s for name in changed if self._ended_unreported(name)}:
             self._scripts_s |= ended
@@ -387,7 +389,7 @@ class Workloads:
         """Return a member with the rates known so far, before its remaining work is determined."""
         # Without any left, it trains as ever, and fails.
         least, limit = self._gpus_left(member.name) or (member.min_gpus, member.min_gpus)
-        points, level = self._rates_of(member.name), 0.0
+        points, level, shape = self._rates_of(member.name), 0.0, self._digests[member.name]
         notes: tuple[str, ...] = ()
         if not points:
             estimate = self._levels.get(member.name, Level(*USUAL_LEVEL))
@@ -415,11 +417,21 @@ class Workloads:
             family=self._alike[member.name][0] if self._is_unmeasured(member.name) else "",
             busy=self._busy_of(member.name, rates[min(rates)]) if self.may_share(member.name) else 1.0,
             memory=self._terms.memory_of(
-                known.peak_memory_bytes or self._progress[member.name].peak_memory_bytes
+                known.peak_memory_bytes or self._peaks.get((shape, self._progress[member.name].batch_size), 0)
             ),
-            shape=self._digests[member.name],
-            slowed=self._slowed(self._digests[member.name]),
+            shape=shape,
+            slowed=self._slowed(shape),
         )
+
+    def _note_peaks(self, changed: Mapping[str, Progress]) -> list[str]:
+        """Note peaks of memory; return the members who have told a larger one than their shape had."""
+        larger = []
+        for name, progress in changed.items():
+            key = self._digests[name], progress.batch_size
+            if progress.peak_memory_bytes > self._peaks.get(key, 0):
+                self._peaks[key] = progress.peak_memory_bytes
+                larger.append(name)
+        return larger
 
     def _see_together(self, names: Iterable[str]) -> Iterator[str]:
         """Note how much slower members are beside others; yield those for whom that counts."""

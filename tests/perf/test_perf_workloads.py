@@ -189,6 +189,11 @@ def test_busy_shares_count_where_members_may_share_and_are_those_of_a_profile_or
     found = {one.name: one for one in active_workloads(whole, profiles, known, 4, terms=terms)}
     assert [found[name].busy for name in "abc"] == pytest.approx([0.3, 0.3, 0.7])
     assert [found[name].memory for name in "abc"] == pytest.approx([0.25, 0.25, 500 / 700])
+    # What one has shown to need, all of its shape need.
+    workloads = Workloads(whole, profiles, 4, terms=terms)
+    workloads.update(known)
+    workloads.update({"a": replace(known["a"], peak_memory_bytes=350)})
+    assert [workloads.left[name].memory for name in "abc"] == pytest.approx([0.5, 0.5, 500 / 700])
     # Beside one another they are half as fast as busy shares of 0.3 and 0.7 say.
     beside = TimedRate(5.0, 0, 32, None, 0.0, beside=("c",))
     known["a"] = Progress("a", EpochHistory().with_rate(seen).with_rate(beside))

@@ -29,7 +29,7 @@ import functools
 import importlib
 import io
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -94,7 +94,7 @@ class Vendor:
     links : callable or None
         Function that returns the number of active links of the GPU at a PCI bus address; None if unavailable.
     memory_in_use : callable
-        Function that returns the bytes that a process uses on the GPU at a PCI bus address.
+        Function that returns the bytes that processes use on the GPU at a PCI bus address.
     energy : callable
         Function that returns the joules that the GPU at a PCI bus address has used since its driver was
         loaded.
@@ -107,7 +107,7 @@ class Vendor:
     start: str
     read: Callable[[Any], list[Gpu]]
     utilization: Callable[[Any, str], Any]
-    memory_in_use: Callable[[Any, str, int], int]
+    memory_in_use: Callable[[Any, str, Collection[int]], int]
     energy: Callable[[Any, str], float]
     variables: tuple[tuple[str, ...], ...]
     links: Callable[[Any, str], int] | None = None
@@ -149,10 +149,10 @@ def active_links(gpu: Gpu) -> int | None:
     return _or_none(read, library, gpu.bus_address) if library and read else None
 
 
-def memory_in_use(gpu: Gpu, pid: int) -> int | None:
-    """Return the bytes that a process uses on a GPU of its own; None if unknown."""
+def memory_in_use(gpu: Gpu, pids: Collection[int]) -> int | None:
+    """Return the bytes that processes use on a GPU of their own; None if unknown."""
     library = _library(gpu.vendor)
-    return library and _or_none(VENDORS[gpu.vendor].memory_in_use, library, gpu.bus_address, pid)
+    return library and _or_none(VENDORS[gpu.vendor].memory_in_use, library, gpu.bus_address, pids)
 
 
 def energy(gpu: Gpu) -> float | None:
@@ -244,11 +244,11 @@ def _nvidia_utilization(nvml: Any, bus_address: str) -> Any:
     return nvml.nvmlDeviceGetUtilizationRates(nvml.nvmlDeviceGetHandleByPciBusId(bus_address)).gpu
 
 
-def _nvidia_memory(nvml: Any, bus_address: str, pid: int) -> int:
-    """Return the process's bytes, or the GPU's if a container gives processes other numbers."""
+def _nvidia_memory(nvml: Any, bus_address: str, pids: Collection[int]) -> int:
+    """Return the processes' bytes, or the GPU's if a container gives processes other numbers."""
     handle = nvml.nvmlDeviceGetHandleByPciBusId(bus_address)
     running = _or_none(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
-    own = next((one.usedGpuMemory for one in running if one.pid == pid), None)
+    own = sum(one.usedGpuMemory or 0 for one in running if one.pid in pids)
     return int(own or nvml.nvmlDeviceGetMemoryInfo(handle).used)
 
 
@@ -296,7 +296,7 @@ def _amd_utilization(smi: Any, bus_address: str) -> Any:
     return smi.amdsmi_get_gpu_activity(handle)["gfx_activity"]
 
 
-def _amd_memory(smi: Any, bus_address: str, _pid: int) -> int:
+def _amd_memory(smi: Any, bus_address: str, _pids: Collection[int]) -> int:
     handle = smi.amdsmi_get_processor_handle_from_bdf(bus_address)
     return int(smi.amdsmi_get_gpu_memory_usage(handle, smi.AmdSmiMemoryType.VRAM))
 

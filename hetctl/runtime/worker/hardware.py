@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import timeit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from hetctl.model.training_progress import LiveMetrics, RankShare
 from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.model.values import dataclass
 from hetctl.runtime.agent.gpus import gpus_of_node, memory_in_use, utilization, visible_gpus
+from hetctl.runtime.agent.rank_memory import private_bytes
 
 if TYPE_CHECKING:
     from hetctl.runtime.frameworks import Framework
@@ -59,8 +60,8 @@ _earlier_peak = 0
 
 
 def peak_memory() -> int:
-    """Return the peak of memory since `reset_peak_memory` in bytes: on the GPU or of the process."""
-    return max(peak_gpu_memory(), peak_of_process())
+    """Return the peak of memory since `reset_peak_memory` in bytes: on the GPU, else of the process."""
+    return peak_gpu_memory() or peak_of_process()
 
 
 def reset_peak_memory() -> None:
@@ -240,7 +241,7 @@ class GpuMemory(MemoryGauge):
         """Return the process's bytes on the GPU beyond the allocator's."""
         self.there_and_back(np.zeros(1, np.float32))
         gpus = visible_gpus(gpus_of_node(), os.environ)
-        in_use = memory_in_use(gpus[self.device], os.getpid()) if self.device < len(gpus) else None
+        in_use = memory_in_use(gpus[self.device], (os.getpid(),)) if self.device < len(gpus) else None
         return max(0, (in_use or 0) - self.reserved())
 
     def used(self) -> int:
@@ -271,6 +272,20 @@ class GpuMemory(MemoryGauge):
         """Return half the shortest time of a copy there and back."""
         received = self.as_received(array)
         return min(timeit.repeat(lambda: self.there_and_back(received), number=1, repeat=COPIES)) / 2
+
+
+def memory_of_commands(device: int | None, pids: Collection[int]) -> int:
+    """Return the bytes that a rank's commands use: on its GPU, of which 0 is unknown, or on a slot.
+
+    Parameters
+    ----------
+    device : int or None
+        Index of the GPU, which nobody else uses, among those that this process sees; None: the rank has none.
+    """
+    if device is None:
+        return sum(map(private_bytes, pids))
+    gpus = visible_gpus(gpus_of_node(), os.environ)[device:]
+    return memory_in_use(gpus[0], pids) or 0 if gpus else 0
 
 
 EVERY_S = 2.0

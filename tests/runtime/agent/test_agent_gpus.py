@@ -349,13 +349,13 @@ def test_links_are_unknown_without_a_package():
 @pytest.mark.parametrize(
     ("package", "in_use"),
     [
-        (FakeNvml(a100(1, processes={7: 500, 8: 100}, used=900), a100(2, used=900)), [100, 900]),
+        (FakeNvml(a100(1, processes={7: 500, 8: 100}, used=900), a100(2, used=900)), [600, 900]),
         (FakeAmdSmi({"bdf": "0000:c1:00.0", "hip": 0}), [700]),
     ],
 )
-def test_memory_is_that_of_the_process_or_else_of_the_gpu(node, package, in_use):
+def test_memory_is_that_of_the_processes_or_else_of_the_gpu(node, package, in_use):
     node(package)
-    assert [memory_in_use(gpu, 8) for gpu in gpus_of_node()] == in_use
+    assert [memory_in_use(gpu, (7, 8, 9)) for gpu in gpus_of_node()] == in_use
 
 
 @given(st.sets(st.integers(0, 500)))

@@ -31,7 +31,13 @@ from hetctl.runtime.worker.async_checkpoint import Saver, ShardSaver
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
 from hetctl.runtime.worker.context import BuiltMember, WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend, Group
-from hetctl.runtime.worker.hardware import Busy, busy_share, hardware_here, peak_memory
+from hetctl.runtime.worker.hardware import (
+    Busy,
+    busy_share,
+    hardware_here,
+    memory_of_commands,
+    peak_memory,
+)
 from hetctl.runtime.worker.member_trainer import StopSignal, check_metrics
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.scripts.command_process import (
@@ -345,7 +351,7 @@ def _run(
     words = member.command_line(checkpoints)
     with ExitStack() as stack:
         process = start_command(group, context, member, words, project, own, GRACE_S, stack, copy)
-        times = ReportTimes(process.private_bytes)
+        times = ReportTimes(lambda: memory_of_commands(context.binding.device, process.pids()))
         stop = StopSignal(times.sample_memory, deadline)
         CommandRun(group, process, stop, times.read, context).watch()
     if group.rank == 0:
@@ -359,11 +365,11 @@ class ReportTimes:
 
     Parameters
     ----------
-    private_bytes : callable
-        Function that returns the private memory of the command in bytes.
+    memory : callable
+        Function that returns the memory of the command in bytes.
     """
 
-    private_bytes: Callable[[], int]
+    memory: Callable[[], int]
     marks: list[Mark] = field(default_factory=list)
     peak_bytes: int = 0
     _lines: int = 0
@@ -390,7 +396,7 @@ class ReportTimes:
         """Note the memory of the command from time to time."""
         if (now := time.monotonic()) >= self._next_sample:
             self._next_sample = now + SAMPLE_EVERY_S
-            self.peak_bytes = max(self.peak_bytes, self.private_bytes())
+            self.peak_bytes = max(self.peak_bytes, self.memory())
 
     def pace(self, began: float) -> ScriptPace:
         """Return the pace of a command that began at `began`, in seconds since the epoch.

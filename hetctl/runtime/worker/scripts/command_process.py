@@ -17,7 +17,6 @@ from typing import Any
 from hetctl.model.errors import TransientInputError
 from hetctl.model.training_settings import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
 from hetctl.model.values import dataclass
-from hetctl.runtime.agent.rank_memory import private_bytes
 from hetctl.runtime.worker.messages import COMMAND_SIGNALS
 from hetctl.runtime.worker.scripts.warm_start import WarmStart
 from hetctl.storage.processes import commands_below, die_with_parent, group_cpu_seconds
@@ -149,10 +148,10 @@ class CommandProcess:
         """Return the CPU time of all its processes in seconds."""
         return group_cpu_seconds(leader) if (leader := self.leader()) else 0.0
 
-    def private_bytes(self) -> int:
-        """Return the private memory of all its processes in bytes."""
+    def pids(self) -> set[int]:
+        """Return the numbers of all its processes."""
         rank, leader = os.getpid(), self.leader()
-        return sum(map(private_bytes, commands_below([rank], {rank: leader} if leader else {})[rank]))
+        return commands_below([rank], {rank: leader} if leader else {})[rank]
 
     def reports(self, wait_s: float) -> Iterator[bytes]:
         """Yield the lines that it writes to its descriptor for reports within `wait_s` seconds."""

@@ -22,7 +22,7 @@ from hetctl.perf.step_times import (
 )
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend
-from hetctl.runtime.worker.hardware import Busy, busy_share, live_metrics_to
+from hetctl.runtime.worker.hardware import Busy, busy_share, live_metrics_to, memory_of_commands
 from hetctl.runtime.worker.member_trainer import Note, check_metrics, timed_rate
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.scripts.best_copies import PREDICTIONS, BestCopies, ChangedMeanwhileError
@@ -75,6 +75,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
             busy = busy_share(context.binding.device, process.cpu_seconds)
             reports.busy = busy_share(context.binding.device, process.cpu_seconds)
             reports.joined = lambda: assignment.rank_info.key in context.joined
+            reports.memory = lambda: memory_of_commands(context.binding.device, process.pids())
             reports.note = stack.enter_context(live_metrics_to(context.send, samples or 0, busy))
         stop = make_stop_signal(context, spec, assignment)
         run = CommandRun(group, process, stop, reports.read, context)
@@ -120,6 +121,8 @@ class EpochReports:
         epoch.
     busy, joined : callable
         Same as in `MemberTrainer`.
+    memory : callable
+        Function that returns the memory of the command in bytes, if nobody else uses its GPU.
     """
 
     spec: TrainingSpec
@@ -131,6 +134,7 @@ class EpochReports:
     starts_at: Callable[[], tuple[float, float]] | None = None
     busy: Busy = lambda: None
     joined: Callable[[], bool] = lambda: False
+    memory: Callable[[], int] = lambda: 0
 
     def __post_init__(self) -> None:
         (self.member,) = self.spec.ensemble.members
@@ -216,7 +220,13 @@ class EpochReports:
             # Its first report tells when training began.
             began_at = now - (report.seconds or 0.0)
             startup_s, restart_s = (max(0.0, began_at - start) for start in self.starts_at())
-            self.events.write("first_step", startup_s=startup_s, restart_s=restart_s)
+            is_alone = self.spec.allocation.gpus_alone(joined=self.joined()) > 0
+            self.events.write(
+                "first_step",
+                startup_s=startup_s,
+                restart_s=restart_s,
+                peak_memory_bytes=self.memory() if is_alone else None,
+            )
         self.starts_at = None
         self.note(epoch, int(report.samples or 0), report.metrics.get("loss"))
         if report.finished:

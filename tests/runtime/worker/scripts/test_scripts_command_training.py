@@ -102,6 +102,8 @@ def test_a_command_says_its_rate_within_the_first_epoch_once(task, seat):
         {},
         clock=lambda: float(next(seconds)),
         busy=lambda: 0.4,
+        starts_at=lambda: (0.0, 0.0),
+        memory=lambda: 700,
     )
     for samples in range(100, 2100, 100):
         told(reports, epoch=1, finished=False, samples=samples)
@@ -109,6 +111,9 @@ def test_a_command_says_its_rate_within_the_first_epoch_once(task, seat):
     assert (timed["rate"], timed["gpus"], timed["batch_size"]) == (
         *(pytest.approx(100.0), 0 if seat else 1, MEMBER.batch_size),
     )
+    # In a container the memory of a GPU in use may be that of others, too.
+    (started,) = events_of(task, "first_step")
+    assert started["peak_memory_bytes"] == (None if seat else 700)
     # Beside others it tells who they were, from which their slowdown is learned.
     assert (timed["busy"], timed.get("beside")) == (0.4, ["b"] * seat or None)
     told(reports, epoch=1, samples=2100, val_loss=0.5)
