@@ -802,7 +802,9 @@ class TorchFusedSteps(FusedSteps):
             if stack := work.network.slice.stack:
                 by_form[stack, work.form][name] = work
         for (stack, _), group in by_form.items():
-            works = list(group.values())
+            # All rows are taken without a copy, in their order.
+            names = sorted(group, key=lambda name: stack.slices.index(group[name].network.slice))
+            works = [group[name] for name in names]
             rows = [stack.slices.index(work.network.slice) for work in works]
             try:
                 given = _stacked(works)
@@ -812,7 +814,7 @@ class TorchFusedSteps(FusedSteps):
                 # No weight has changed yet: each goes on alone, where the error is its own if it comes again.
                 self.refused.update(dict.fromkeys(group, _in_short(error)))
             else:
-                found |= zip(group, results, strict=True)
+                found |= zip(names, results, strict=True)
         if self.refused.keys() & fused.keys():
             self._dissolve()
         return found

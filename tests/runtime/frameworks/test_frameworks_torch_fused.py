@@ -234,24 +234,24 @@ def test_a_member_joins_and_another_leaves_and_no_one_notices():
 
 
 def test_a_member_takes_the_row_of_one_that_has_left(monkeypatch):
-    """The fifth ends first; the sixth begins then, and takes its row beside others that have gone on."""
+    """The second ends first; the sixth begins then, and takes its row between others that have gone on."""
     formed = []
     monkeypatch.setattr(
         torch_fused, "Stack", lambda slices, **given: formed.append(given) or Stack(slices, **given)
     )
     configs = [{"rule": ADAM, "options": {"lr": 0.01 * (n + 1)}, "dropout": 0.2} for n in range(6)]
     networks = {n: built(config, n, FRAMEWORK.build_fused) for n, config in enumerate(configs)}
-    steps, lengths = FRAMEWORK.fused_steps(), (4, 4, 4, 4, 2, 2)
+    steps, lengths = FRAMEWORK.fused_steps(), (4, 2, 4, 4, 4, 2)
     steps._widths = Fixed(8)
     trainings = {n: epochs_of(networks[n], n, last=last) for n, last in enumerate(lengths)}
-    late, fifth = trainings.pop(5), trainings[4]
+    late, second = trainings.pop(5), trainings[1]
 
     def followed():
-        found = yield from fifth
+        found = yield from second
         trainings[5] = late
         return found
 
-    trainings[4] = followed()
+    trainings[1] = followed()
     found = together(trainings, networks, steps)
     for number, last in enumerate(lengths):
         alone = built(configs[number], number, FRAMEWORK.build)
