@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NO_ROOM = frozenset({ExitReason.OUT_OF_MEMORY, ExitReason.GPU_BUSY})
 FAULTS_OF_ANY = frozenset({ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.HUNG})
-"""How processes on a GPU with MPS end when one of them has a fault."""
+"""Ends of all processes on a GPU with MPS, of which one has a fault."""
 
 
 class RunMembers:
